@@ -1,0 +1,1 @@
+"""One file per algorithm variant; each stands alone. Run them, read them, copy them."""

@@ -1,0 +1,1 @@
+"""What runs experiments: everything the scripts share that cannot move a learning curve."""

@@ -1,0 +1,184 @@
+"""One safe, atomic and exact file format for models and checkpoints, in torch and JAX alike.
+
+A file is a safetensors file: arrays, plus JSON metadata that says how they nest. Nothing is ever
+unpickled, a digest refuses files that were cut off or changed, and a new file replaces the old one
+in a single rename, so a crash leaves either the old one or the new one.
+
+    save("x.safetensors", {"agent": agent, "optimizer": optimizer, "step": 3}, {"script": "ppo"})
+    metadata, state = load("x.safetensors")
+    agent.load_state_dict(state["agent"])
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from cleanrl_utils.errors import BadInput
+
+FORMAT = "cleanrl-1"
+
+
+def save(path: str | Path, state: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
+    """Write nested `state` (modules, optimisers, arrays, numbers, containers) to `path`, atomically."""
+    arrays: dict[str, np.ndarray] = {}
+    structure = {name: _pack(value, name, arrays) for name, value in state.items()}
+    text = {
+        "format": FORMAT,
+        "structure": json.dumps(structure),
+        "metadata": json.dumps(dict(metadata or {})),
+    }
+    text["digest"] = _digest(arrays, text)
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(arrays, partial, metadata=text)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if os.name == "posix":  # the rename itself must survive a power cut, too
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read (metadata, state) of `path`. Arrays are NumPy's, or torch tensors where torch wrote them."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            text = file.metadata() or {}
+            if text.get("format") != FORMAT:
+                raise BadInput(f"{path}: a safetensors file, but not one of CleanRL's")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadInput(f"{path}: not a CleanRL file, or cut off ({error})") from None
+    if _digest(arrays, text) != text.get("digest"):
+        raise BadInput(f"{path}: its contents do not match its digest; it was damaged or changed")
+    structure = json.loads(text["structure"])
+    state = {name: _unpack(value, arrays) for name, value in structure.items()}
+    return json.loads(text["metadata"]), state
+
+
+def restore(target: Any, saved: Any) -> Any:
+    """Put `saved` back into `target`; in place for what can change in place, else the new value."""
+    torch = sys.modules.get("torch")
+    if hasattr(target, "load_state_dict"):
+        target.load_state_dict(saved)
+    elif isinstance(target, np.random.Generator):
+        target.bit_generator.state = saved
+    elif torch and isinstance(target, torch.Tensor):
+        with torch.no_grad():
+            target.copy_(saved)
+    elif isinstance(target, np.ndarray):
+        target[...] = saved
+    elif _is_jax_tree(target):
+        return _restore_jax(target, saved)
+    else:
+        return saved
+    return target
+
+
+def _digest(arrays: Mapping[str, np.ndarray], text: Mapping[str, str]) -> str:
+    sha = hashlib.sha256((text.get("structure", "") + text.get("metadata", "")).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        sha.update(f"{name} {array.dtype} {array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()
+
+
+# Nesting as JSON: an array is {"array": key}, a container is {"tuple" | "list" | "dict": ...} with
+# dict entries as pairs (their keys may be integers), and a plain JSON value stands for itself.
+
+
+def _pack(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
+    torch = sys.modules.get("torch")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "state_dict"):
+        value = value.state_dict()
+    if isinstance(value, np.random.Generator):
+        value = value.bit_generator.state
+    if torch and isinstance(value, torch.Tensor):
+        arrays[key] = np.ascontiguousarray(value.detach().cpu().numpy())
+        return {"array": key, "kind": "torch"}
+    if isinstance(value, np.ndarray | np.generic):
+        arrays[key] = np.ascontiguousarray(value)
+        return {"array": key, "kind": "numpy"}
+    if _is_jax_tree(value):
+        return {"leaves": [_pack(x, f"{key}.{i}", arrays) for i, x in enumerate(_jax_leaves(value))]}
+    if isinstance(value, Mapping):
+        pairs = [[name, _pack(item, f"{key}.{name}", arrays)] for name, item in value.items()]
+        return {"dict": pairs}
+    if type(value) in (list, tuple):
+        kind = type(value).__name__
+        if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+            return {kind: list(value)}  # e.g. Python's random state: 625 numbers, one line
+        return {kind: [_pack(item, f"{key}.{i}", arrays) for i, item in enumerate(value)]}
+    raise TypeError(f"{key}: cannot be saved ({type(value).__name__})")
+
+
+def _unpack(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if "array" in node:
+        array = arrays[node["array"]]
+        if node["kind"] == "torch" and (torch := sys.modules.get("torch")):
+            return torch.from_numpy(array)
+        return array
+    if "dict" in node:
+        return {key: _unpack(value, arrays) for key, value in node["dict"]}
+    if "tuple" in node:
+        return tuple(_unpack(item, arrays) for item in node["tuple"])
+    items = node["list"] if "list" in node else node["leaves"]
+    return [_unpack(item, arrays) for item in items]
+
+
+# JAX state is any pytree: its leaves are saved in order, and put back into the tree of the new run.
+
+
+def _is_jax_tree(value: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return bool(jax) and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _jax_leaves(tree: Any) -> list[Any]:
+    import jax
+
+    leaves = jax.tree.leaves(tree)
+    return [np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in leaves]
+
+
+def _restore_jax(target: Any, saved: list[Any]) -> Any:
+    import jax
+
+    leaves, tree = jax.tree.flatten(target)
+    if len(leaves) != len(saved):
+        raise BadInput(f"the saved state has {len(saved)} arrays where this run has {len(leaves)}")
+    new: list[Any] = []
+    for leaf, value in zip(leaves, saved, strict=True):
+        if _is_key(leaf):
+            new.append(jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)))
+        elif isinstance(leaf, jax.Array):
+            new.append(jax.device_put(np.asarray(value, leaf.dtype), leaf.sharding))
+        else:
+            new.append(type(leaf)(value))
+    return jax.tree.unflatten(tree, new)

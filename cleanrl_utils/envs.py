@@ -1,0 +1,89 @@
+"""Making environments: families registered when their ids are asked for, clear errors, videos."""
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from cleanrl_utils.errors import BadInput, missing_package, require
+
+
+def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
+    """gym.make for every family this project knows; films episodes into `video_folder` if given."""
+    register_family(env_id)
+    if video_folder is not None:
+        kwargs["render_mode"] = "rgb_array"
+        if sys.platform == "linux" and "DISPLAY" not in os.environ:
+            os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
+    try:
+        env = gym.make(env_id, **kwargs)
+    except (gym.error.UnregisteredEnv, gym.error.RegistrationError) as error:
+        raise BadInput(f"--env-id {env_id}: {explain(env_id, error)}") from None
+    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise explain_missing(env_id, error) from None
+    return env if video_folder is None else record_video(env, Path(video_folder))
+
+
+def record_video(env: gym.Env, folder: Path) -> gym.Env:
+    """Episodes 0, 1, 8, 27, ... of this environment as mp4 files that never overwrite one another."""
+    part = len({path.name.split("-episode")[0] for path in folder.glob("*.mp4")})
+    env.metadata.setdefault("render_fps", 30)
+    return gym.wrappers.RecordVideo(env, str(folder), name_prefix=f"part{part}", disable_logger=True)
+
+
+def register_family(env_id: str) -> None:
+    """Let Gymnasium know the ids of packages that do not register themselves on import."""
+    if env_id.startswith("ALE/") or "NoFrameskip" in env_id or "Deterministic-v" in env_id:
+        try:
+            import ale_py
+        except ImportError:
+            raise missing_package("ale-py", "atari") from None
+        gym.register_envs(ale_py)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    elif env_id.startswith("dm_control/"):
+        register_dm_control()
+
+
+def register_dm_control() -> None:
+    try:
+        import mujoco
+        from dm_control.mujoco.wrapper.mjbindings import sizes
+    except ImportError:
+        raise missing_package("dm_control", "dm_control") from None
+    # dm_control 1.0.50 lists arrays that mujoco 4 no longer has, and fails on the first of them
+    for kind, owner in (("mjmodel", mujoco.MjModel), ("mjdata", mujoco.MjData)):
+        for name in [n for n in sizes.array_sizes[kind] if not hasattr(owner, n)]:
+            del sizes.array_sizes[kind][name]
+    try:
+        import shimmy
+    except ImportError:
+        raise missing_package("shimmy", "dm_control") from None
+    gym.register_envs(shimmy)
+
+
+def explain(env_id: str, error: Exception) -> str:
+    near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
+    if near and env_id not in near:
+        return f"there is no such environment; nearest names: {', '.join(near)}"
+    return str(error).splitlines()[0]
+
+
+def explain_missing(env_id: str, error: Exception) -> BadInput:
+    text = str(error)
+    for word, extra in (("mujoco", "mujoco"), ("ale", "atari"), ("dm_control", "dm_control")):
+        if word in text.lower():
+            return missing_package(word, extra)
+    return BadInput(f"--env-id {env_id}: {text.splitlines()[0]}")
+
+
+def require_spaces(envs: gym.vector.VectorEnv, env_id: str, actions: type, instead: str) -> None:
+    """Stop with the name of the script to use `instead` unless the action space is of that type."""
+    space = envs.single_action_space
+    require(
+        isinstance(space, actions),
+        f"--env-id {env_id} has {type(space).__name__} actions, this script needs"
+        f" {actions.__name__}: use {instead}",
+    )

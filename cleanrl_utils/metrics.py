@@ -1,0 +1,164 @@
+"""Where numbers go: metrics.csv (the record), TensorBoard, Weights & Biases, and one live line."""
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from cleanrl_utils import rng
+
+HEADER = "step,seconds,tag,value\n"
+
+
+class CsvWriter:
+    """metrics.csv: one row per value, only ever appended to; a resumed run drops what it repeats."""
+
+    def __init__(self, path: Path, keep_bytes: int | None = None):
+        if keep_bytes is not None and path.exists():
+            os.truncate(path, max(keep_bytes, 0))
+        else:
+            path.write_text(HEADER)
+        self.file = open(path, "a", buffering=1 << 16)
+        self.flushed = time.monotonic()
+
+    def write(self, step: int, seconds: float, tag: str, value: float) -> None:
+        self.file.write(f"{step},{seconds:.3f},{tag},{value!r}\n")
+        if time.monotonic() - self.flushed > 1:
+            self.flush()
+
+    def flush(self) -> int:
+        """Put every row on disk; returns the file's size, which a checkpoint remembers."""
+        self.file.flush()
+        self.flushed = time.monotonic()
+        return os.fstat(self.file.fileno()).st_size
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoardWriter:
+    """TensorBoard events, written without importing torch or TensorFlow."""
+
+    def __init__(self, folder: Path, purge_step: int | None = None):
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.Event, self.Summary = event_pb2.Event, summary_pb2.Summary
+        self.writer = EventFileWriter(str(folder), flush_secs=10)
+        if purge_step is not None:  # what a resumed run does again replaces what stood there
+            log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            now = time.time()
+            self.writer.add_event(self.Event(wall_time=now, step=purge_step, file_version="brain.Event:2"))
+            self.writer.add_event(self.Event(wall_time=now, step=purge_step, session_log=log))
+
+    def write(self, step: int, tag: str, value: float) -> None:
+        summary = self.Summary(value=[self.Summary.Value(tag=tag, simple_value=value)])
+        self.writer.add_event(self.Event(wall_time=time.time(), step=step, summary=summary))
+
+    def text(self, tag: str, text: str) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        summary = text_pb(f"{tag}/text_summary", text)
+        self.writer.add_event(self.Event(wall_time=time.time(), step=0, summary=summary))
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandbWriter:
+    """A copy of the run on Weights & Biases; the import happens here and nowhere else."""
+
+    def __init__(self, args: Any, name: str, folder: Path, config: dict[str, Any]):
+        try:
+            import wandb
+        except ImportError:
+            from cleanrl_utils.errors import BadInput
+
+            raise BadInput("--track needs the package wandb: pip install wandb") from None
+        identity = folder / "wandb_id.txt"
+        if not identity.exists():
+            identity.write_text(wandb.util.generate_id())
+        self.wandb = wandb
+        self.run = wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            name=name,
+            id=identity.read_text(),
+            resume="allow",
+            config=config,
+            dir=str(folder),
+            save_code=True,
+        )
+        self.run.define_metric("global_step")
+        self.run.define_metric("*", step_metric="global_step")
+
+    def write(self, step: int, tag: str, value: float) -> None:
+        self.run.log({tag: value, "global_step": step})
+
+    def video(self, path: Path) -> None:
+        self.run.log({"videos": self.wandb.Video(str(path), format="mp4")})
+
+    def close(self) -> None:
+        self.run.finish(quiet=True)
+
+
+class Progress:
+    """One live line in a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, total: int, start: int, stream: TextIO | None = None):
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.total, self.start = total, start
+        self.returns: deque[float] = deque(maxlen=100)
+        self.began = time.monotonic()
+        self.shown = self.began if not self.live else 0.0
+        self.every = 0.2 if self.live else 5.0
+
+    def update(self, step: int) -> None:
+        now = time.monotonic()
+        if now - self.shown < self.every:
+            return
+        self.shown = now
+        self.show(self.line(step))
+
+    def line(self, step: int) -> str:
+        seconds = max(time.monotonic() - self.began, 1e-9)
+        speed = (step - self.start) / seconds
+        parts = [f"{100 * step / self.total:3.0f}%", f"{step:,}/{self.total:,} steps"]
+        parts += [f"{speed:,.0f} steps/s"]
+        if self.returns:
+            parts.append(f"return {sum(self.returns) / len(self.returns):.1f}")
+        if speed > 0:
+            parts.append(f"{clock((self.total - step) / speed)} left")
+        return " | ".join(parts)
+
+    def show(self, text: str, stay: bool = False) -> None:
+        if self.live:
+            self.stream.write(f"\r\033[K{text}" + ("\n" if stay else ""))
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the live one."""
+        self.show(text, stay=True)
+
+
+def clock(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def open_writers(args: Any, name: str, folder: Path, record: dict, keep_bytes: int | None, step: int) -> list[Any]:
+    """TensorBoard always, Weights & Biases when asked; opening them leaves the random streams alone."""
+    with rng.preserved():
+        board = TensorBoardWriter(folder, purge_step=step if keep_bytes is not None else None)
+        rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())
+        board.text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+        return [board] + ([WandbWriter(args, name, folder, record["args"])] if args.track else [])

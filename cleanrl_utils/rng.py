@@ -1,0 +1,55 @@
+"""The random streams of a run: seeded once, saved in checkpoints, left alone by everything else.
+
+torch is used only if the script has imported it; JAX scripts carry their keys in their own state.
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)  # CPU and every CUDA device
+
+
+def derive_seed(*parts: int) -> int:
+    """A seed that depends on all `parts` and on nothing else, e.g. (seed, boundary)."""
+    return int(np.random.SeedSequence([part % 2**32 for part in parts]).generate_state(1)[0] >> 1)
+
+
+def get_state() -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+    }
+    if torch := sys.modules.get("torch"):
+        state["torch"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    if (torch := sys.modules.get("torch")) and "torch" in state:
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state:
+            torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Whatever happens inside, the training's random streams go on as if it had not."""
+    state = get_state()
+    try:
+        yield
+    finally:
+        set_state(state)

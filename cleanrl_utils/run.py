@@ -1,0 +1,363 @@
+"""A run: its folder, seeds, device, metrics, checkpoints, evaluation. What the scripts share.
+
+    args = parse_args(Args)
+    run = Run(args, make_env)                 # folder, seeds, device
+    start = run.resume(total, agent=agent, optimizer=optimizer)     # 0 on a new run
+    for iteration in range(start, total):
+        if run.boundary(iteration):           # writes a checkpoint; start the environments anew
+            envs.reset(seed=run.env_seed)
+        run.log_episodes(infos, step)         # finished episodes
+        run.log({"losses/value_loss": v_loss}, step)
+        run.evaluate(agent, step)             # when --eval-frequency says so
+    run.finish(agent)                         # model file, evaluation, upload: as the flags ask
+
+Nothing here can move a learning curve; whatever could is in the scripts.
+"""
+
+import atexit
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cleanrl_utils import checkpoint, evaluate, rng
+from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.metrics import CsvWriter, Progress, WandbWriter, clock, open_writers
+from cleanrl_utils.settings import RunArgs, TorchArgs, parse_args
+
+__all__ = ["Run", "RunArgs", "TorchArgs", "parse_args", "require"]
+
+CHECKPOINT = "checkpoint.safetensors"
+KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint goes when the run is finished
+EVAL_SEED = 0xE7A1  # evaluation episodes are seeded apart from training ones
+
+
+class Run:
+    """See the module's docstring. `make_env` is the script's: to evaluate and film its agent."""
+
+    def __init__(self, args: Any, make_env: Callable | None = None):
+        self.args, self.make_env = args, make_env
+        self.script = Path(sys.modules[type(args).__module__].__file__ or "script.py")
+        self.folder = Path(args.resume) if args.resume else new_folder(args)
+        self.name = str(self.folder.relative_to(args.runs_dir)) if not args.resume else run_name(self.folder)
+        rng.seed_everything(args.seed)
+        self.env_seed = rng.derive_seed(args.seed, 0)
+        self.device = choose_device(args)
+        self.state: dict[str, Any] = {}
+        self._last_eval = 0
+        self._writers: list[Any] = []
+        self._failed = False
+
+    # -- the life of a run ------------------------------------------------------------------
+
+    def resume(self, total: int, **state: Any) -> int:
+        """Begin. Returns where to start: 0, or the boundary that --resume goes on from.
+
+        `total` counts what the loop counts (iterations or steps). `state` is everything a checkpoint
+        must hold; objects are restored in place, immutable values (JAX) are in `run.state` after.
+        """
+        self.total, self.state = total, state
+        start, before = 0, {"seconds": 0.0, "csv_bytes": None, "step": 0, "returns": [], "last_eval": 0}
+        if self.args.resume:
+            require(not (self.folder / "finished.json").exists(), f"--resume {self.folder}: it is finished")
+            if (path := self.folder / CHECKPOINT).exists():
+                start, before = self._load(path)
+        else:
+            self._write_record()
+        self._began = time.perf_counter() - before["seconds"]
+        self._start_step, self._start_seconds = before["step"], before["seconds"]
+        self._last_eval = before["last_eval"]
+        self._csv = CsvWriter(self.folder / "metrics.csv", before["csv_bytes"])
+        record = json.loads((self.folder / "run.json").read_text())
+        keep = before["csv_bytes"]
+        self._writers = open_writers(self.args, self.name, self.folder, record, keep, before["step"])
+        steps = getattr(self.args, "total_timesteps", total)
+        self._progress = Progress(steps, before["step"])
+        self._progress.returns.extend(before["returns"])
+        self._step, self._loaded_at = before["step"], start
+        self._next = start
+        what = f"resumes at step {before['step']:,}" if start else "starts"
+        self.say(f"{self.name} {what} on {describe_device(self.device)}")
+        return start
+
+    def boundary(self, iteration: int, **changed: Any) -> bool:
+        """True at the run's boundaries, where a checkpoint is written and environments start anew.
+
+        They lie at fixed places, whether or not anybody ever resumes: so a resumed run meets the
+        same environments as one that was never interrupted. `changed` replaces immutable state.
+        """
+        if iteration != self._next:
+            return False
+        self.state.update(changed)
+        number = iteration * self.args.checkpoints // self.total
+        self.env_seed = rng.derive_seed(self.args.seed, number)
+        self._next = -(-(number + 1) * self.total // self.args.checkpoints) if self.args.checkpoints else -1
+        if iteration > self._loaded_at:
+            self._save(iteration)
+        return True
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Write scalars (numbers, tensors, arrays) under their tags; a loss that is not finite ends the run."""
+        self._step = step
+        for tag, value in to_floats(metrics).items():
+            if not math.isfinite(value) and tag.startswith("losses/"):
+                self._stop_on(tag, value, step)
+            self._write(step, tag, value)
+        self._write(step, "charts/SPS", self._speed(step))
+        self._progress.update(step)
+
+    def log_episodes(self, infos: Mapping[str, Any], step: int) -> None:
+        """Log the episodes that ended in this step of a Gymnasium vector environment."""
+        if "_episode" in infos:
+            for i in np.flatnonzero(infos["_episode"]):
+                self.log_episode(infos["episode"]["r"][i], infos["episode"]["l"][i], step)
+
+    def log_episode(self, episodic_return: float, length: int, step: int, suffix: str = "") -> None:
+        self._step = step
+        self._progress.returns.append(float(episodic_return))
+        self._write(step, f"charts/episodic_return{suffix}", float(episodic_return))
+        self._write(step, f"charts/episodic_length{suffix}", float(length))
+        self._progress.update(step)
+
+    def evaluate(self, agent: Any, step: int) -> None:
+        """Play the agent greedily when --eval-frequency says so; training does not notice."""
+        due = self.args.eval_frequency and step - self._last_eval >= self.args.eval_frequency
+        if due:
+            self._last_eval = step
+            returns = self._play(agent, video=False)
+            self._write(step, "eval/mean_return", float(np.mean(returns)))
+            self._write(step, "eval/std_return", float(np.std(returns)))
+
+    def accelerate(self, function: Callable) -> Callable:
+        """The same function, compiled and captured as a CUDA graph as far as the flags ask."""
+        import torch
+
+        from cleanrl_utils.graphs import CudaGraph
+
+        if self.args.compile:
+            function = torch.compile(function)
+        on_gpu = self.device.type == "cuda"
+        return CudaGraph(function) if on_gpu and self.args.cudagraphs else function
+
+    def finish(self, agent: Any) -> None:
+        """The end: save, evaluate and share the model as the flags ask, and close everything."""
+        summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}
+        if returns := list(self._progress.returns):
+            summary |= {"episodic_return": float(np.mean(returns)), "episodes": len(returns)}
+        self._progress.show(self._progress.line(self._step), stay=True)
+        if self.args.save_model:
+            path = self.folder / f"{self.args.exp_name}.cleanrl_model"
+            evaluate.save_model(path, agent, self.args, self.script.stem)
+            self.say(f"model: {path}")
+        if self.args.save_model and self.make_env:
+            returns = self._play(agent, video=self.args.capture_video)
+            for episode, value in enumerate(returns):
+                self._write(episode, "eval/episodic_return", value)
+            summary["eval_returns"] = returns
+            self.say(f"evaluation: {np.mean(returns):.2f} ± {np.std(returns):.2f}, {len(returns)} episodes")
+        self._log_videos()
+        self._close()
+        (self.folder / "finished.json").write_text(json.dumps(summary, indent=2) + "\n")
+        saved = self.folder / CHECKPOINT
+        if saved.exists() and saved.stat().st_size > KEEP_FINISHED:
+            saved.unlink()
+        if self.args.upload_model:
+            from cleanrl_utils.huggingface import push_run
+
+            push_run(self.folder, self.args.hf_entity)
+        self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
+
+    def say(self, text: str) -> None:
+        """One line to the user that stays on the screen."""
+        if hasattr(self, "_progress"):
+            self._progress.say(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    # -- how it is done ---------------------------------------------------------------------
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _speed(self, step: int) -> float:
+        return (step - self._start_step) / max(self._seconds() - self._start_seconds, 1e-9)
+
+    def _write(self, step: int, tag: str, value: float) -> None:
+        self._csv.write(step, self._seconds(), tag, value)
+        for writer in self._writers:
+            writer.write(step, tag, value)
+
+    def _write_record(self) -> None:
+        record = {
+            "args": dataclasses.asdict(self.args),
+            "script": self.script.stem,
+            "script_path": os.path.relpath(self.script),
+            "command": [self.script.name, *sys.argv[1:]],
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+            "git": git_state(self.script.resolve().parent),
+            "versions": versions(),
+            "hardware": hardware(self.device),
+        }
+        (self.folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+
+    def _save(self, iteration: int) -> None:
+        about = {
+            "script": self.script.stem,
+            "iteration": iteration,
+            "step": self._step,
+            "seconds": self._seconds(),
+            "csv_bytes": self._csv.flush(),
+            "returns": list(self._progress.returns),
+            "last_eval": self._last_eval,
+        }
+        state = dict(self.state, random_streams=rng.get_state())
+        checkpoint.save(self.folder / CHECKPOINT, state, about)
+
+    def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
+        about, saved = checkpoint.load(path)
+        require(set(saved) == {*self.state, "random_streams"}, f"{path}: holds other state than this script's")
+        for name, target in self.state.items():
+            self.state[name] = checkpoint.restore(target, saved[name])
+        rng.set_state(saved["random_streams"])
+        return about["iteration"], about
+
+    def _play(self, agent: Any, video: bool) -> list[float]:
+        if self.make_env is None:
+            raise BadInput("--eval-frequency: this script has no environment to evaluate in")
+        seed = rng.derive_seed(self.args.seed, EVAL_SEED)
+        episodes, name = self.args.eval_episodes, f"{self.name}-eval"
+        with rng.preserved():
+            policy = evaluate.as_policy(agent, self.device)
+            return evaluate.play(policy, self.make_env, self.args.env_id, episodes, seed, video, name)
+
+    def _stop_on(self, tag: str, value: float, step: int) -> None:
+        self._close()
+        saved = self.folder / CHECKPOINT
+        kept = f"the last good checkpoint is {saved}" if saved.exists() else "there is no checkpoint yet"
+        raise SystemExit(f"error: {tag} is {value} at step {step:,}; stopped, {kept}")
+
+    def _log_videos(self) -> None:
+        for folder in (Path("videos") / self.name, Path("videos") / f"{self.name}-eval"):
+            if paths := sorted(folder.glob("*.mp4")):
+                self.say(f"videos: {folder} ({len(paths)})")
+            for writer in self._writers:
+                if isinstance(writer, WandbWriter):
+                    for path in paths:
+                        writer.video(path)
+
+    def _close(self) -> None:
+        self._csv.close()
+        for writer in self._writers:
+            writer.close()
+        self._writers = []
+
+
+def new_folder(args: RunArgs) -> Path:
+    """A folder nobody else has, even if two runs start in the same second; gone again if unused."""
+    env_id = getattr(args, "env_id", "env").split(":")[-1]
+    stamp = int(time.time())
+    base = Path(args.runs_dir) / f"{env_id}__{args.exp_name}__{args.seed}__{stamp}"
+    made = [folder for folder in base.parents if not folder.exists()]
+    for attempt in range(1000):
+        folder = base if attempt == 0 else base.with_name(f"{base.name}_{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if folder.is_dir():
+                continue
+            raise BadInput(f"--runs-dir {args.runs_dir}: is a file, not a folder") from None
+        except OSError as error:
+            raise BadInput(f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})") from None
+        atexit.register(remove_if_empty, [folder, *made])
+        return folder
+    raise BadInput(f"--runs-dir {args.runs_dir}: too many runs of this name in one second")
+
+
+def remove_if_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def run_name(folder: Path) -> str:
+    """The name of an existing run: its folder's, with the namespace of its environment, if any."""
+    env_id = json.loads((folder / "run.json").read_text())["args"].get("env_id", "")
+    return str(Path(*folder.resolve().parts[-1 - env_id.split(":")[-1].count("/") :]))
+
+
+def choose_device(args: Any) -> Any:
+    """The device for torch, set up as the flags ask; JAX scripts (no torch imported) get None."""
+    torch = sys.modules.get("torch")
+    if not torch or not isinstance(args, TorchArgs):
+        if not args.cuda:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        return None
+    if args.torch_threads:
+        torch.set_num_threads(args.torch_threads)
+    if args.torch_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def describe_device(device: Any) -> str:
+    torch = sys.modules.get("torch")
+    if device is None:
+        jax = sys.modules.get("jax")
+        return str(jax.devices()[0]) if jax else "cpu"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} torch thread{'s' * (torch.get_num_threads() > 1)}"
+
+
+def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """All values as floats; tensors of one device come over in a single copy."""
+    torch = sys.modules.get("torch")
+    tensors = {t: v.detach().reshape(()) for t, v in metrics.items() if torch and isinstance(v, torch.Tensor)}
+    if tensors:
+        values = torch.stack([v.double() for v in tensors.values()]).tolist()
+        metrics = {**metrics, **dict(zip(tensors, values, strict=True))}
+    return {tag: float(value) for tag, value in metrics.items()}
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))} if commit else {}
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that are loaded: those are the ones that can matter."""
+    tops = {name.partition(".")[0] for name in list(sys.modules)}
+    owners = importlib.metadata.packages_distributions()
+    names = {owner for top in tops for owner in owners.get(top, [])}
+    found = {name: importlib.metadata.version(name) for name in sorted(names, key=str.lower)}
+    return {"python": platform.python_version(), **found}
+
+
+def hardware(device: Any) -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    if (path := Path("/proc/cpuinfo")).exists():
+        lines = [line for line in path.read_text().splitlines() if line.startswith("model name")]
+        cpu = lines[0].partition(":")[2].strip() if lines else cpu
+    return {"cpu": cpu, "cores": os.cpu_count(), "device": describe_device(device), "os": platform.platform()}

@@ -1,0 +1,192 @@
+"""The settings every script shares, and how a command line becomes settings."""
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import tyro
+
+from cleanrl_utils.errors import BadInput, require
+
+
+@dataclass
+class RunArgs:
+    exp_name: str = ""
+    """name of the experiment; empty: the script's name"""
+    seed: int = 1
+    """seed of every random stream: environments, initial weights, exploration, minibatches"""
+    cuda: bool = True
+    """use a GPU if there is one"""
+    track: bool = False
+    """also log to Weights & Biases"""
+    wandb_project_name: str = "cleanRL"
+    """project of the run on Weights & Biases"""
+    wandb_entity: str | None = None
+    """team or user of that project; unset: your own"""
+    capture_video: bool = False
+    """film the first training environment now and then, and the final evaluation, into videos/"""
+    save_model: bool = False
+    """at the end, write the model into the run's folder and evaluate it"""
+    upload_model: bool = False
+    """at the end, share the saved model on the Hugging Face hub; implies --save-model"""
+    hf_entity: str = ""
+    """user or organisation on the hub; empty: your own"""
+    runs_dir: str = "runs"
+    """folder in which the run gets a folder of its own"""
+    resume: str | None = None
+    """folder of a run to continue from its last checkpoint; its settings are taken over"""
+    checkpoints: int = 10
+    """checkpoints per run, evenly spaced; environments start anew at each; 0 turns them off"""
+    eval_frequency: int = 0
+    """evaluate about every so many steps, on environments of its own; 0: only at the end"""
+    eval_episodes: int = 10
+    """episodes of each evaluation"""
+
+
+@dataclass
+class TorchArgs(RunArgs):
+    torch_deterministic: bool = True
+    """let torch use deterministic algorithms only"""
+    torch_threads: int = 1
+    """CPU threads of torch; small networks are fastest on one; 0 leaves the choice to torch"""
+    compile: bool = False
+    """compile the update with torch.compile: slower to start, then faster"""
+    cudagraphs: bool = True
+    """on a GPU, replay inference and update as CUDA graphs; turn off to debug them"""
+
+
+# What a resumed run may change: none of these can move its learning curve.
+FREE_TO_CHANGE = {"resume", "track", "wandb_project_name", "wandb_entity", "capture_video"}
+FREE_TO_CHANGE |= {"save_model", "upload_model", "hf_entity", "eval_frequency", "eval_episodes"}
+FREE_TO_CHANGE |= {"runs_dir"}
+
+A = TypeVar("A", bound=RunArgs)
+
+
+def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
+    """The settings a command line asks for; a mistake in it is one line and exit status 2."""
+    argv = normalise(cls, sys.argv[1:] if argv is None else argv)
+    default = stored_settings(cls, argv)
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            args = tyro.cli(cls, args=argv, default=default, description=inspect.getdoc(cls_module(cls)))
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise BadInput(first_message(messages.getvalue())) from None
+    args.exp_name = args.exp_name or Path(inspect.getfile(cls)).stem
+    if args.resume is not None:
+        check_unchanged(args, default)
+    args.save_model = args.save_model or args.upload_model
+    check_numbers(args)
+    if check := getattr(args, "check", None):
+        check()
+    return args
+
+
+def cls_module(cls: type) -> Any:
+    return sys.modules[cls.__module__]
+
+
+def flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def normalise(cls: type, argv: list[str]) -> list[str]:
+    """Accept `--cuda False`, `--capture_video` and `--total-timesteps 1e6`; refuse unknown flags."""
+    types = get_type_hints(cls)
+    known = {flag(field.name): field.name for field in dataclasses.fields(cls)}
+    words, out = list(argv), []
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--help":
+            out.append(word)
+            continue
+        name, _, value = word.partition("=")
+        name = name.replace("_", "-")
+        positive = "--" + name.removeprefix("--no-") if name not in known else name
+        if positive not in known or (positive != name and types[known[positive]] is not bool):
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "; --help lists the flags"
+            raise BadInput(f"{name} is not a flag of this script{hint}")
+        kind = types[known[positive]]
+        if kind is bool:
+            if not value and words and words[0].lower() in ("true", "false"):
+                value = words.pop(0)
+            require(value.lower() in ("", "true", "false"), f"{name} takes True or False, not {value}")
+            on = (value.lower() != "false") == (name == positive)
+            out.append(positive if on else "--no-" + positive.removeprefix("--"))
+            continue
+        if not value and words and "=" not in word:
+            value = words.pop(0)
+            more = [value]
+            while words and not words[0].startswith("--"):  # --device-ids 0 1
+                more.append(words.pop(0))
+        else:
+            more = [value] if "=" in word else []
+        if kind is int:
+            more = [as_integer(text) for text in more]
+        out += [name, *more]
+    return out
+
+
+def as_integer(text: str) -> str:
+    """1e6 and 1_000_000 are integers too."""
+    try:
+        return str(int(float(text))) if float(text).is_integer() else text
+    except (ValueError, OverflowError):
+        return text
+
+
+def first_message(box: str) -> str:
+    """The one sentence that matters in tyro's box."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()]
+    lines = [line for line in lines if line]
+    return lines[1] if len(lines) > 1 else "the command line could not be read; see --help"
+
+
+def check_numbers(args: RunArgs) -> None:
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        counts = field.name.startswith("num_") or field.name.endswith(("_size", "_frequency"))
+        if field.name in ("eval_frequency", "checkpoints", "seed", "torch_threads"):
+            require(value >= 0, f"{flag(field.name)} must not be negative, got {value}")
+        elif counts or field.name in ("total_timesteps", "eval_episodes", "update_epochs"):
+            require(value >= 1, f"{flag(field.name)} must be at least 1, got {value}")
+
+
+def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
+    """The settings of the run that --resume names, as defaults for this command line."""
+    if "--resume" not in argv:
+        return tyro.MISSING_NONPROP
+    at = argv.index("--resume") + 1
+    require(at < len(argv) and argv[at] != "None", "--resume needs the folder of a run")
+    folder = Path(argv[at])
+    try:
+        record = json.loads((folder / "run.json").read_text())
+        names = {field.name for field in dataclasses.fields(cls)}
+        stored = record["args"]
+    except (OSError, ValueError, KeyError):
+        raise BadInput(f"--resume {folder}: not the folder of a run (no readable run.json)") from None
+    script = Path(inspect.getfile(cls)).stem
+    require(record["script"] == script, f"--resume {folder}: made by {record['script']}.py, not {script}.py")
+    require(set(stored) == names, f"--resume {folder}: {script}.py has other settings by now")
+    return cls(**stored)
+
+
+def check_unchanged(args: RunArgs, stored: RunArgs) -> None:
+    names = [field.name for field in dataclasses.fields(args) if field.name not in FREE_TO_CHANGE]
+    changed = [name for name in names if getattr(args, name) != getattr(stored, name)]
+    if changed:
+        texts = [f"{flag(n)} was {getattr(stored, n)}, now {getattr(args, n)}" for n in changed]
+        raise BadInput(f"--resume {args.resume} continues a run with its own settings: {'; '.join(texts)}")
