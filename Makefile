@@ -1,0 +1,94 @@
+# `make help` lists the targets. Installs are stamped: they run again only when a pin changed.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+SPEED_ARGS ?=
+UV ?= uv
+
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+PINS := requirements/requirements.txt requirements/constraints.txt pyproject.toml
+TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax optuna plot cloud docs
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint format docs docs-serve bench-speed lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z%_-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMPS)/base ## build .venv with what every script needs
+
+demo: $(STAMPS)/base ## train PPO on CartPole-v1, evaluate it, draw its curve, film it
+	$(PY) -m cleanrl_utils.demo $(DEMO_ARGS)
+
+test: $(STAMPS)/test ## install what the tests need and run them; PYTEST_ARGS="-k ppo"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev ## check format, lint, spelling and types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(VENV)/bin/codespell
+	$(PY) -m mypy
+
+format: $(STAMPS)/dev ## format the code and fix what lint can fix
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+docs: $(STAMPS)/docs ## build the documentation into site/
+	$(PY) -m mkdocs build --strict
+
+docs-serve: $(STAMPS)/docs ## serve the documentation while you write it
+	$(PY) -m mkdocs serve
+
+bench-speed: $(STAMPS)/peers ## steps per second beside other libraries; SPEED_ARGS="--help"
+	$(PY) benchmark/speed.py $(SPEED_ARGS)
+
+install-%: $(STAMPS)/% ## add one extra's pins to .venv: make install-atari
+	@echo "$* is installed in $(VENV)"
+
+lock: ## pin anew what requirements*.txt pull in (needs uv)
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	for file in requirements/requirements*.txt; do \
+		sed '/^-[ce] /d' "$$file" > "$$tmp/$${file##*/}"; \
+	done; \
+	cp requirements/constraints.txt "$$tmp/pins"; \
+	$(UV) pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header \
+		$(UV_ARGS) "$$tmp"/*.txt --output-file "$$tmp/pins" > /dev/null; \
+	{ head -n 1 requirements/constraints.txt; cat "$$tmp/pins"; } > "$$tmp/new"; \
+	cp "$$tmp/new" requirements/constraints.txt
+
+clean: ## remove builds and caches; .venv and runs/ stay
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
+		echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2> /dev/null || echo missing):" \
+			"name one with make PYTHON=python3.11" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "$(PYTHON) cannot make environments; on Debian: apt-get install python3-venv" >&2; exit 2; }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/base: $(PINS) | $(STAMPS)/venv
+	$(INSTALL) -r requirements/requirements.txt
+	@touch $@
+
+$(STAMPS)/%: requirements/requirements-%.txt $(PINS) | $(STAMPS)/venv
+	$(INSTALL) -r $<
+	@touch $(STAMPS)/base $@
+
+$(STAMPS)/memory_gym: requirements/requirements-memory_gym.txt requirements/no-deps.txt $(PINS) | $(STAMPS)/venv
+	$(INSTALL) -r $<
+	$(INSTALL) --no-deps -r requirements/no-deps.txt
+	@touch $(STAMPS)/base $@
+
+# One call for all, so that pip sees every pin at once.
+$(STAMPS)/test: $(wildcard requirements/*.txt) requirements/system.sh pyproject.toml | $(STAMPS)/venv
+	requirements/system.sh
+	$(INSTALL) $(TEST_EXTRAS:%=-r requirements/requirements-%.txt)
+	$(INSTALL) --no-deps -r requirements/no-deps.txt
+	@touch $(STAMPS)/base $(STAMPS)/memory_gym $(TEST_EXTRAS:%=$(STAMPS)/%) $@
