@@ -26,7 +26,9 @@ from cleanrl_utils.errors import BadInput
 FORMAT = "cleanrl-1"
 
 
-def save(path: str | Path, state: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
+def save(
+    path: str | Path, state: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
+) -> None:
     """Write nested `state` (modules, optimisers, arrays, numbers, containers) to `path`, atomically."""
     arrays: dict[str, np.ndarray] = {}
     structure = {name: _pack(value, name, arrays) for name, value in state.items()}
@@ -118,7 +120,9 @@ def _pack(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
         arrays[key] = np.ascontiguousarray(value)
         return {"array": key, "kind": "numpy"}
     if _is_jax_tree(value):
-        return {"leaves": [_pack(x, f"{key}.{i}", arrays) for i, x in enumerate(_jax_leaves(value))]}
+        return {
+            "leaves": [_pack(x, f"{key}.{i}", arrays) for i, x in enumerate(_jax_leaves(value))]
+        }
     if isinstance(value, Mapping):
         pairs = [[name, _pack(item, f"{key}.{name}", arrays)] for name, item in value.items()]
         return {"dict": pairs}

@@ -31,7 +31,9 @@ def record_video(env: gym.Env, folder: Path) -> gym.Env:
     """Episodes 0, 1, 8, 27, ... of this environment as mp4 files that never overwrite one another."""
     part = len({path.name.split("-episode")[0] for path in folder.glob("*.mp4")})
     env.metadata.setdefault("render_fps", 30)
-    return gym.wrappers.RecordVideo(env, str(folder), name_prefix=f"part{part}", disable_logger=True)
+    return gym.wrappers.RecordVideo(
+        env, str(folder), name_prefix=f"part{part}", disable_logger=True
+    )
 
 
 def register_family(env_id: str) -> None:

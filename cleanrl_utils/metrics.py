@@ -51,7 +51,9 @@ class TensorBoardWriter:
         if purge_step is not None:  # what a resumed run does again replaces what stood there
             log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             now = time.time()
-            self.writer.add_event(self.Event(wall_time=now, step=purge_step, file_version="brain.Event:2"))
+            self.writer.add_event(
+                self.Event(wall_time=now, step=purge_step, file_version="brain.Event:2")
+            )
             self.writer.add_event(self.Event(wall_time=now, step=purge_step, session_log=log))
 
     def write(self, step: int, tag: str, value: float) -> None:
@@ -155,7 +157,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def open_writers(args: Any, name: str, folder: Path, record: dict, keep_bytes: int | None, step: int) -> list[Any]:
+def open_writers(
+    args: Any, name: str, folder: Path, record: dict, keep_bytes: int | None, step: int
+) -> list[Any]:
     """TensorBoard always, Weights & Biases when asked; opening them leaves the random streams alone."""
     with rng.preserved():
         board = TensorBoardWriter(folder, purge_step=step if keep_bytes is not None else None)

@@ -49,7 +49,11 @@ class Run:
         self.args, self.make_env = args, make_env
         self.script = Path(sys.modules[type(args).__module__].__file__ or "script.py")
         self.folder = Path(args.resume) if args.resume else new_folder(args)
-        self.name = str(self.folder.relative_to(args.runs_dir)) if not args.resume else run_name(self.folder)
+        self.name = (
+            str(self.folder.relative_to(args.runs_dir))
+            if not args.resume
+            else run_name(self.folder)
+        )
         rng.seed_everything(args.seed)
         self.env_seed = rng.derive_seed(args.seed, 0)
         self.device = choose_device(args)
@@ -67,9 +71,15 @@ class Run:
         must hold; objects are restored in place, immutable values (JAX) are in `run.state` after.
         """
         self.total, self.state = total, state
-        start, before = 0, {"seconds": 0.0, "csv_bytes": None, "step": 0, "returns": [], "last_eval": 0}
+        start, before = (
+            0,
+            {"seconds": 0.0, "csv_bytes": None, "step": 0, "returns": [], "last_eval": 0},
+        )
         if self.args.resume:
-            require(not (self.folder / "finished.json").exists(), f"--resume {self.folder}: it is finished")
+            require(
+                not (self.folder / "finished.json").exists(),
+                f"--resume {self.folder}: it is finished",
+            )
             if (path := self.folder / CHECKPOINT).exists():
                 start, before = self._load(path)
         else:
@@ -80,7 +90,9 @@ class Run:
         self._csv = CsvWriter(self.folder / "metrics.csv", before["csv_bytes"])
         record = json.loads((self.folder / "run.json").read_text())
         keep = before["csv_bytes"]
-        self._writers = open_writers(self.args, self.name, self.folder, record, keep, before["step"])
+        self._writers = open_writers(
+            self.args, self.name, self.folder, record, keep, before["step"]
+        )
         steps = getattr(self.args, "total_timesteps", total)
         self._progress = Progress(steps, before["step"])
         self._progress.returns.extend(before["returns"])
@@ -101,7 +113,9 @@ class Run:
         self.state.update(changed)
         number = iteration * self.args.checkpoints // self.total
         self.env_seed = rng.derive_seed(self.args.seed, number)
-        self._next = -(-(number + 1) * self.total // self.args.checkpoints) if self.args.checkpoints else -1
+        self._next = (
+            -(-(number + 1) * self.total // self.args.checkpoints) if self.args.checkpoints else -1
+        )
         if iteration > self._loaded_at:
             self._save(iteration)
         return True
@@ -164,7 +178,9 @@ class Run:
             for episode, value in enumerate(returns):
                 self._write(episode, "eval/episodic_return", value)
             summary["eval_returns"] = returns
-            self.say(f"evaluation: {np.mean(returns):.2f} ± {np.std(returns):.2f}, {len(returns)} episodes")
+            self.say(
+                f"evaluation: {np.mean(returns):.2f} ± {np.std(returns):.2f}, {len(returns)} episodes"
+            )
         self._log_videos()
         self._close()
         (self.folder / "finished.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -226,7 +242,10 @@ class Run:
 
     def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
         about, saved = checkpoint.load(path)
-        require(set(saved) == {*self.state, "random_streams"}, f"{path}: holds other state than this script's")
+        require(
+            set(saved) == {*self.state, "random_streams"},
+            f"{path}: holds other state than this script's",
+        )
         for name, target in self.state.items():
             self.state[name] = checkpoint.restore(target, saved[name])
         rng.set_state(saved["random_streams"])
@@ -239,12 +258,18 @@ class Run:
         episodes, name = self.args.eval_episodes, f"{self.name}-eval"
         with rng.preserved():
             policy = evaluate.as_policy(agent, self.device)
-            return evaluate.play(policy, self.make_env, self.args.env_id, episodes, seed, video, name)
+            return evaluate.play(
+                policy, self.make_env, self.args.env_id, episodes, seed, video, name
+            )
 
     def _stop_on(self, tag: str, value: float, step: int) -> None:
         self._close()
         saved = self.folder / CHECKPOINT
-        kept = f"the last good checkpoint is {saved}" if saved.exists() else "there is no checkpoint yet"
+        kept = (
+            f"the last good checkpoint is {saved}"
+            if saved.exists()
+            else "there is no checkpoint yet"
+        )
         raise SystemExit(f"error: {tag} is {value} at step {step:,}; stopped, {kept}")
 
     def _log_videos(self) -> None:
@@ -278,7 +303,9 @@ def new_folder(args: RunArgs) -> Path:
                 continue
             raise BadInput(f"--runs-dir {args.runs_dir}: is a file, not a folder") from None
         except OSError as error:
-            raise BadInput(f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})") from None
+            raise BadInput(
+                f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})"
+            ) from None
         atexit.register(remove_if_empty, [folder, *made])
         return folder
     raise BadInput(f"--runs-dir {args.runs_dir}: too many runs of this name in one second")
@@ -327,7 +354,11 @@ def describe_device(device: Any) -> str:
 def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     """All values as floats; tensors of one device come over in a single copy."""
     torch = sys.modules.get("torch")
-    tensors = {t: v.detach().reshape(()) for t, v in metrics.items() if torch and isinstance(v, torch.Tensor)}
+    tensors = {
+        t: v.detach().reshape(())
+        for t, v in metrics.items()
+        if torch and isinstance(v, torch.Tensor)
+    }
     if tensors:
         values = torch.stack([v.double() for v in tensors.values()]).tolist()
         metrics = {**metrics, **dict(zip(tensors, values, strict=True))}
@@ -336,12 +367,18 @@ def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def git_state(folder: Path) -> dict[str, Any]:
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
         commit = git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))} if commit else {}
+        return (
+            {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
+            if commit
+            else {}
+        )
     except (OSError, subprocess.TimeoutExpired):
         return {}
 
@@ -360,4 +397,9 @@ def hardware(device: Any) -> dict[str, Any]:
     if (path := Path("/proc/cpuinfo")).exists():
         lines = [line for line in path.read_text().splitlines() if line.startswith("model name")]
         cpu = lines[0].partition(":")[2].strip() if lines else cpu
-    return {"cpu": cpu, "cores": os.cpu_count(), "device": describe_device(device), "os": platform.platform()}
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "device": describe_device(device),
+        "os": platform.platform(),
+    }

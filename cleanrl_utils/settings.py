@@ -49,6 +49,9 @@ class RunArgs:
     eval_episodes: int = 10
     """episodes of each evaluation"""
 
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
 
 @dataclass
 class TorchArgs(RunArgs):
@@ -77,7 +80,11 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
-            args = tyro.cli(cls, args=argv, default=default, description=inspect.getdoc(cls_module(cls)))
+            args = tyro.cli(
+                cls, args=argv, default=default, description=inspect.getdoc(cls_module(cls))
+            )
+    except BadInput as bad:  # from the script's own checks
+        raise BadInput(bad.message) from None
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -86,9 +93,6 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
     if args.resume is not None:
         check_unchanged(args, default)
     args.save_model = args.save_model or args.upload_model
-    check_numbers(args)
-    if check := getattr(args, "check", None):
-        check()
     return args
 
 
@@ -121,7 +125,9 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
         if kind is bool:
             if not value and words and words[0].lower() in ("true", "false"):
                 value = words.pop(0)
-            require(value.lower() in ("", "true", "false"), f"{name} takes True or False, not {value}")
+            require(
+                value.lower() in ("", "true", "false"), f"{name} takes True or False, not {value}"
+            )
             on = (value.lower() != "false") == (name == positive)
             out.append(positive if on else "--no-" + positive.removeprefix("--"))
             continue
@@ -177,9 +183,14 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
         names = {field.name for field in dataclasses.fields(cls)}
         stored = record["args"]
     except (OSError, ValueError, KeyError):
-        raise BadInput(f"--resume {folder}: not the folder of a run (no readable run.json)") from None
+        raise BadInput(
+            f"--resume {folder}: not the folder of a run (no readable run.json)"
+        ) from None
     script = Path(inspect.getfile(cls)).stem
-    require(record["script"] == script, f"--resume {folder}: made by {record['script']}.py, not {script}.py")
+    require(
+        record["script"] == script,
+        f"--resume {folder}: made by {record['script']}.py, not {script}.py",
+    )
     require(set(stored) == names, f"--resume {folder}: {script}.py has other settings by now")
     return cls(**stored)
 
@@ -189,4 +200,6 @@ def check_unchanged(args: RunArgs, stored: RunArgs) -> None:
     changed = [name for name in names if getattr(args, name) != getattr(stored, name)]
     if changed:
         texts = [f"{flag(n)} was {getattr(stored, n)}, now {getattr(args, n)}" for n in changed]
-        raise BadInput(f"--resume {args.resume} continues a run with its own settings: {'; '.join(texts)}")
+        raise BadInput(
+            f"--resume {args.resume} continues a run with its own settings: {'; '.join(texts)}"
+        )

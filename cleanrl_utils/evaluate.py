@@ -1,0 +1,148 @@
+"""Play any script's model: load it, run seeded episodes, return what they scored.
+
+A script says how its model acts: its class has `act(obs)`, greedy unless told otherwise. A recurrent
+model also has `initial_state(num_envs)`; its `act(obs, state, first)` returns (actions, new state),
+where `first` marks the environments whose episode begins. A class that needs more than `envs` to be
+built has `from_args(envs, args)`. JAX models offer the same, plus state_dict and load_state_dict.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from cleanrl_utils import checkpoint
+from cleanrl_utils.errors import BadInput, require
+
+Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observations, first) -> actions
+
+
+def save_model(path: Path, agent: Any, args: Any, script: str) -> None:
+    """The model file: weights and normaliser statistics, with the settings in its metadata."""
+    about = {"script": script, "class": type(agent).__name__, "args": dataclasses.asdict(args)}
+    checkpoint.save(path, {"model": agent}, about)
+
+
+def load_model(
+    path: str | Path, script: str | None = None, device: str = "cpu"
+) -> tuple[Any, Any, ModuleType]:
+    """(agent, args, module) of a model file. Code comes from this project or `script`, never from the file."""
+    about, state = checkpoint.load(path)
+    require("class" in about and "model" in state, f"{path}: a checkpoint, not a model")
+    module = import_script(about["script"], script)
+    known = {field.name for field in dataclasses.fields(module.Args)}
+    args = module.Args(**{name: value for name, value in about["args"].items() if name in known})
+    cls = getattr(module, about["class"], None)
+    if not inspect.isclass(cls) or cls.__module__ != module.__name__:
+        raise BadInput(f"{path}: {module.__name__} has no class {about['class']}")
+    envs = gym.vector.SyncVectorEnv([module.make_env(args.env_id, args.seed, 0, False, "")])
+    agent = cls.from_args(envs, args) if hasattr(cls, "from_args") else cls(envs)
+    envs.close()
+    if "torch" in sys.modules and hasattr(agent, "to"):
+        agent = agent.to(device)
+    agent.load_state_dict(state["model"])
+    return agent, args, module
+
+
+def import_script(name: str, path: str | None = None) -> ModuleType:
+    """The script that made a model: cleanrl/`name`.py, or your own file at `path`."""
+    try:
+        if path is None:
+            return importlib.import_module(f"cleanrl.{name}")
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        assert spec and spec.loader
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except (ModuleNotFoundError, FileNotFoundError, AssertionError) as error:
+        raise BadInput(
+            f"the script {path or f'cleanrl/{name}.py'} cannot be loaded ({error})"
+        ) from None
+
+
+def as_policy(agent: Any, device: Any = "cpu", greedy: bool = True) -> Policy:
+    """A function from NumPy observations to NumPy actions, whatever the agent is made of."""
+    torch = sys.modules.get("torch")
+    kwargs = {} if greedy else {"greedy": False}
+    if torch is None or not isinstance(agent, torch.nn.Module):
+        return lambda obs, first: np.asarray(agent.act(obs, **kwargs))
+
+    state: Any = None
+
+    def policy(obs: np.ndarray, first: np.ndarray) -> np.ndarray:
+        nonlocal state
+        x = torch.as_tensor(obs, device=device)
+        x = x.float() if x.dtype == torch.float64 else x
+        with torch.no_grad():
+            if not hasattr(agent, "initial_state"):
+                return agent.act(x, **kwargs).cpu().numpy()
+            state = agent.initial_state(len(obs)) if state is None else state
+            actions, state = agent.act(x, state, torch.as_tensor(first, device=device), **kwargs)
+        return actions.cpu().numpy()
+
+    return policy
+
+
+def play(
+    policy: Policy,
+    make_env: Callable,
+    env_id: str,
+    episodes: int,
+    seed: int,
+    video: bool,
+    run_name: str,
+) -> list[float]:
+    """Returns of `episodes` episodes, each in an environment of its own, so that none is favoured."""
+    envs = gym.vector.SyncVectorEnv(
+        [make_env(env_id, seed + i, i, video, run_name) for i in range(episodes)]
+    )
+    obs, _ = envs.reset(seed=seed)
+    returns = np.full(episodes, np.nan)
+    first = np.ones(episodes, bool)
+    while np.isnan(returns).any():
+        obs, _, terminated, truncated, infos = envs.step(policy(obs, first))
+        first = terminated | truncated
+        if "_episode" in infos:
+            ended = infos["_episode"] & np.isnan(returns)
+            returns[ended] = infos["episode"]["r"][ended]
+    envs.close()
+    return returns.tolist()
+
+
+def evaluate(
+    model_path: str | Path,
+    make_env: Callable,
+    env_id: str,
+    eval_episodes: int,
+    run_name: str,
+    Model: type,
+    device: Any = "cpu",
+    epsilon: float = 0.0,
+    capture_video: bool = True,
+    seed: int = 1,
+) -> list[float]:
+    """Play a saved model of class `Model`; `epsilon` of the actions are random."""
+    _, state = checkpoint.load(model_path)
+    envs = gym.vector.SyncVectorEnv([make_env(env_id, seed, 0, False, run_name)])
+    space = envs.single_action_space
+    space.seed(seed)
+    model = Model(envs).to(device)
+    envs.close()
+    model.load_state_dict(state["model"])
+    greedy, random = as_policy(model, device), np.random.default_rng(seed)
+
+    def policy(obs: np.ndarray, first: np.ndarray) -> np.ndarray:
+        actions = greedy(obs, first)
+        for i in np.flatnonzero(random.random(len(actions)) < epsilon):
+            actions[i] = space.sample()
+        return actions
+
+    return play(policy, make_env, env_id, eval_episodes, seed, capture_video, run_name)
