@@ -159,8 +159,8 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
         v_error = torch.max(v_error, (clipped_value - returns).square())
     v_loss = 0.5 * masked_mean(v_error, real)
 
-    entropy_mean = masked_mean(entropy, real)
-    loss = pg_loss - args.ent_coef * entropy_mean + args.vf_coef * v_loss
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -169,8 +169,7 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
     approx_kl = masked_mean(ratio - 1 - logratio, real)
     clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    stats = [v_loss, pg_loss, entropy_mean, old_approx_kl, approx_kl, clipfrac]
-    return torch.stack(stats).detach()
+    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
 
 
 if __name__ == "__main__":

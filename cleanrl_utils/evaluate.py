@@ -21,13 +21,15 @@ import numpy as np
 
 from cleanrl_utils import checkpoint
 from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.settings import FREE_TO_CHANGE
 
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observations, first) -> actions
 
 
 def save_model(path: Path, agent: Any, args: Any, script: str) -> None:
     """The model file: weights and normaliser statistics, with the settings in its metadata."""
-    about = {"script": script, "class": type(agent).__name__, "args": dataclasses.asdict(args)}
+    settings = {k: v for k, v in dataclasses.asdict(args).items() if k not in FREE_TO_CHANGE}
+    about = {"script": script, "class": type(agent).__name__, "args": settings}
     checkpoint.save(path, {"model": agent}, about)
 
 
