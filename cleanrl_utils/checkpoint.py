@@ -32,16 +32,12 @@ def save(
     """Write nested `state` (modules, optimisers, arrays, numbers, containers) to `path`, atomically."""
     arrays: dict[str, np.ndarray] = {}
     structure = {name: _pack(value, name, arrays) for name, value in state.items()}
-    text = {
-        "format": FORMAT,
-        "structure": json.dumps(structure),
-        "metadata": json.dumps(dict(metadata or {})),
-    }
-    text["digest"] = _digest(arrays, text)
+    text = json.dumps({"structure": structure, "metadata": dict(metadata or {})})
+    header = {FORMAT: json.dumps([_digest(arrays, text), text])}  # one entry: their order is random
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(arrays, partial, metadata=text)
+        save_file(arrays, partial, metadata=header)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -60,17 +56,18 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise BadInput(f"{path}: no such file")
     try:
         with safe_open(path, framework="numpy") as file:
-            text = file.metadata() or {}
-            if text.get("format") != FORMAT:
+            header = (file.metadata() or {}).get(FORMAT)
+            if header is None:
                 raise BadInput(f"{path}: a safetensors file, but not one of CleanRL's")
+            digest, text = json.loads(header)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path}: not a CleanRL file, or cut off ({error})") from None
-    if _digest(arrays, text) != text.get("digest"):
+    if _digest(arrays, text) != digest:
         raise BadInput(f"{path}: its contents do not match its digest; it was damaged or changed")
-    structure = json.loads(text["structure"])
-    state = {name: _unpack(value, arrays) for name, value in structure.items()}
-    return json.loads(text["metadata"]), state
+    content = json.loads(text)
+    state = {name: _unpack(value, arrays) for name, value in content["structure"].items()}
+    return content["metadata"], state
 
 
 def restore(target: Any, saved: Any) -> Any:
@@ -92,8 +89,21 @@ def restore(target: Any, saved: Any) -> Any:
     return target
 
 
-def _digest(arrays: Mapping[str, np.ndarray], text: Mapping[str, str]) -> str:
-    sha = hashlib.sha256((text.get("structure", "") + text.get("metadata", "")).encode())
+def nbytes(value: Any) -> int:
+    """Bytes of the arrays that `value` holds or has room for: how large a checkpoint can become."""
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    if hasattr(value, "state_dict"):
+        value = value.state_dict()
+    if isinstance(value, Mapping):
+        return sum(nbytes(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(nbytes(item) for item in value)
+    return sum(leaf.nbytes for leaf in _jax_leaves(value)) if _is_jax_tree(value) else 0
+
+
+def _digest(arrays: Mapping[str, np.ndarray], text: str) -> str:
+    sha = hashlib.sha256(text.encode())
     for name in sorted(arrays):
         array = arrays[name]
         sha.update(f"{name} {array.dtype} {array.shape}".encode())

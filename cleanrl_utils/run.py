@@ -38,6 +38,8 @@ from cleanrl_utils.settings import RunArgs, TorchArgs, parse_args
 __all__ = ["Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
 CHECKPOINT = "checkpoint.safetensors"
+DEFAULT_CHECKPOINTS = 10
+LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
 KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint goes when the run is finished
 EVAL_SEED = 0xE7A1  # evaluation episodes are seeded apart from training ones
 
@@ -56,6 +58,7 @@ class Run:
         )
         rng.seed_everything(args.seed)
         self.env_seed = rng.derive_seed(args.seed, 0)
+        self.eval_seed = rng.derive_seed(args.seed, EVAL_SEED)
         self.device = choose_device(args)
         self.state: dict[str, Any] = {}
         self._last_eval = 0
@@ -82,7 +85,10 @@ class Run:
             )
             if (path := self.folder / CHECKPOINT).exists():
                 start, before = self._load(path)
-        else:
+        size, unset = checkpoint.nbytes(state), self.args.checkpoints is None
+        if unset:  # a resumed run has the answer in its settings
+            self.args.checkpoints = DEFAULT_CHECKPOINTS if size <= LARGEST_BY_DEFAULT else 0
+        if not self.args.resume:
             self._write_record()
         self._began = time.perf_counter() - before["seconds"]
         self._start_step, self._start_seconds = before["step"], before["seconds"]
@@ -100,6 +106,11 @@ class Run:
         self._next = start
         what = f"resumes at step {before['step']:,}" if start else "starts"
         self.say(f"{self.name} {what} on {describe_device(self.device)}")
+        if unset and not self.args.checkpoints:
+            self.say(
+                f"no checkpoints: each could take {size / 2**30:.1f} GiB;"
+                f" --checkpoints {DEFAULT_CHECKPOINTS} writes them, so that the run can be resumed"
+            )
         return start
 
     def boundary(self, iteration: int, **changed: Any) -> bool:
@@ -152,16 +163,26 @@ class Run:
             self._write(step, "eval/mean_return", float(np.mean(returns)))
             self._write(step, "eval/std_return", float(np.std(returns)))
 
-    def accelerate(self, function: Callable) -> Callable:
-        """The same function, compiled and captured as a CUDA graph as far as the flags ask."""
+    def accelerate(self, function: Callable, sample: Callable | None = None) -> Callable:
+        """The same function, compiled and captured as a CUDA graph as far as the flags ask.
+
+        With `sample`, which draws its arguments from replay memory, the result takes none; where
+        the memory is on the GPU as well, the graph holds the sampling, too.
+        """
         import torch
 
         from cleanrl_utils.graphs import CudaGraph
 
+        graphs = self.device.type == "cuda" and self.args.cudagraphs
         if self.args.compile:
             function = torch.compile(function)
-        on_gpu = self.device.type == "cuda"
-        return CudaGraph(function) if on_gpu and self.args.cudagraphs else function
+        if sample is None:
+            return CudaGraph(function) if graphs else function
+        if self.args.buffer_device == self.device.type:
+            both = lambda: function(*sample())  # noqa: E731
+            return CudaGraph(both) if graphs else both
+        moved = CudaGraph(function) if graphs else function
+        return lambda: moved(*sample().to(self.device))
 
     def finish(self, agent: Any) -> None:
         """The end: save, evaluate and share the model as the flags ask, and close everything."""
@@ -254,8 +275,7 @@ class Run:
     def _play(self, agent: Any, video: bool) -> list[float]:
         if self.make_env is None:
             raise BadInput("--eval-frequency: this script has no environment to evaluate in")
-        seed = rng.derive_seed(self.args.seed, EVAL_SEED)
-        episodes, name = self.args.eval_episodes, f"{self.name}-eval"
+        seed, episodes, name = self.eval_seed, self.args.eval_episodes, f"{self.name}-eval"
         with rng.preserved():
             policy = evaluate.as_policy(agent, self.device)
             return evaluate.play(

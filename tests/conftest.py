@@ -1,0 +1,53 @@
+"""Running a script inside the test's own process: quick, and its variables can be looked at."""
+
+import csv
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+@dataclass
+class Finished:
+    """A run that has ended: its folder and the script's global variables."""
+
+    folder: Path
+    variables: dict[str, Any]
+
+    def rows(self) -> list[tuple[int, str, float]]:
+        """(step, tag, value) of metrics.csv, without the values that are times."""
+        with open(self.folder / "metrics.csv") as file:
+            rows = [(int(r["step"]), r["tag"], float(r["value"])) for r in csv.DictReader(file)]
+        return [row for row in rows if not row[1].startswith("charts/SPS")]
+
+    def model(self) -> bytes:
+        (path,) = self.folder.glob("*.cleanrl_model")
+        return path.read_bytes()
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
+    """train("ppo", "--seed 2 ...") runs cleanrl/ppo.py as a command would, in a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, flags: str, runs_dir: str = "runs") -> Finished:
+        argv = [str(ROOT / "cleanrl" / f"{name}.py"), *flags.split()]
+        if "--resume" not in argv:
+            argv += ["--runs-dir", runs_dir]
+        monkeypatch.setattr(sys, "argv", argv)
+        variables = runpy.run_path(argv[0], run_name="__main__")
+        return Finished(variables["run"].folder, variables)
+
+    return run

@@ -1,0 +1,138 @@
+"""Environments whose values are known: an algorithm that is right finds them in seconds.
+
+Ids: ProbeConstant-v0 and so on; with a suffix for continuous actions (ProbeConstantContinuous-v0)
+or 84x84 pictures (ProbeConstantPixels-v0). Scripts take them as `--env-id probes:ProbeConstant-v0`.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+GAMMA = 0.9  # the probes' discount; tests pass --gamma 0.9
+
+
+class Probe(gym.Env):
+    """An episode of at most `length` steps; the cue in the observation is -1, 0 or 1."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    length = 1
+
+    def __init__(self, actions: str = "discrete", pixels: bool = False, render_mode: str | None = None):
+        self.continuous, self.pixels, self.render_mode = actions == "continuous", pixels, render_mode
+        if self.continuous:
+            self.action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
+        else:
+            self.action_space = gym.spaces.Discrete(2)
+        if pixels:
+            self.observation_space = gym.spaces.Box(0, 255, (84, 84, 3), np.uint8)
+        else:
+            self.observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def cue(self) -> float:
+        return 0.0
+
+    def reward(self, action: float) -> float:
+        """`action` is -1 or 1 for discrete actions, the number itself for continuous ones."""
+        raise NotImplementedError
+
+    def ends(self) -> tuple[bool, bool]:
+        return self.t >= self.length, False
+
+    def observe(self) -> np.ndarray:
+        if self.pixels:
+            return np.full((84, 84, 3), int(127.5 + 127.5 * self.cue()), np.uint8)
+        return np.array([self.cue()], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.sign = float(self.np_random.choice([-1, 1]))
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        reward = self.reward(float(action[0]) if self.continuous else 2.0 * int(action) - 1)
+        self.t += 1
+        terminated, truncated = self.ends()
+        return self.observe(), reward, terminated, truncated, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((64, 64, 3), 128, np.uint8)
+
+
+class Constant(Probe):
+    """Reward 1, then the end: the value is 1."""
+
+    def reward(self, action: float) -> float:
+        return 1.0
+
+
+class Cue(Probe):
+    """The observation is the reward: the value is the observation."""
+
+    def cue(self) -> float:
+        return self.sign
+
+    def reward(self, action: float) -> float:
+        return self.sign
+
+
+class Discount(Probe):
+    """Two steps, reward 1 at the end: gamma at the first observation (-1), 1 at the second (1)."""
+
+    length = 2
+
+    def cue(self) -> float:
+        return -1.0 if self.t == 0 else 1.0
+
+    def reward(self, action: float) -> float:
+        return float(self.t == 1)
+
+
+class Action(Probe):
+    """Only the action matters: 1 is best, and worth 1."""
+
+    def reward(self, action: float) -> float:
+        return 1 - (action - 1) ** 2
+
+
+class Both(Probe):
+    """The best action is the cue, and worth 1."""
+
+    def cue(self) -> float:
+        return self.sign
+
+    def reward(self, action: float) -> float:
+        return 1 - (action - self.sign) ** 2
+
+
+class Truncation(Probe):
+    """Reward 1 for ever, cut off every 5 steps: the value is 1 / (1 - gamma) = 10, not 4.1."""
+
+    length = 5
+
+    def reward(self, action: float) -> float:
+        return 1.0
+
+    def ends(self) -> tuple[bool, bool]:
+        return False, self.t >= self.length
+
+
+class Memory(Probe):
+    """The cue shows only at the first of three steps; the last action must repeat it."""
+
+    length = 3
+
+    def cue(self) -> float:
+        return self.sign if self.t == 0 else 0.0
+
+    def reward(self, action: float) -> float:
+        return float(action == self.sign) if self.t == self.length - 1 else 0.0
+
+
+PROBES = [Constant, Cue, Discount, Action, Both, Truncation, Memory]
+for probe in PROBES:
+    name = f"Probe{probe.__name__}"
+    gym.register(f"{name}-v0", probe)
+    gym.register(f"{name}Continuous-v0", probe, kwargs={"actions": "continuous"})
+    gym.register(f"{name}Pixels-v0", probe, kwargs={"pixels": True})

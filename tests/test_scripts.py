@@ -1,0 +1,122 @@
+"""What every script must do; a new script is a new row of tests/table.py."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from probes import GAMMA
+from table import SCRIPTS, Script
+
+from cleanrl_utils.evaluate import as_policy, load_model, play
+from cleanrl_utils.run import Run
+
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def needs(request: pytest.FixtureRequest) -> None:
+    if "script" in request.fixturenames:
+        for package in request.getfixturevalue("script").needs:
+            pytest.importorskip(package)
+
+
+@every_script
+def test_it_writes_metrics_model_and_video(script: Script, train) -> None:
+    flags = f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 2"
+    done = train(script.name, flags + (" --capture-video" if script.video else ""))
+    rows = done.rows()
+    tags = {tag for _, tag, _ in rows} | {"charts/SPS"}
+    assert set(script.tags) <= tags, set(script.tags) - tags
+    assert all(np.isfinite(value) for _, _, value in rows)
+    assert sum(tag == "eval/episodic_return" for _, tag, _ in rows) == 2
+    record = json.loads((done.folder / "run.json").read_text())
+    assert record["args"]["env_id"] == script.env_id and record["versions"]["numpy"]
+    assert json.loads((done.folder / "finished.json").read_text())["step"] > 0
+    assert list(done.folder.glob("events.out.tfevents.*"))
+    if script.video:
+        assert list(Path("videos").rglob("*.mp4"))
+    # the saved model plays as the trained one did in its final evaluation
+    agent, args, module = load_model(done.folder / f"{script.name}.cleanrl_model")
+    run = done.variables["run"]
+    wanted = json.loads((done.folder / "finished.json").read_text())["eval_returns"]
+    seed = run.eval_seed
+    assert play(as_policy(agent), module.make_env, script.env_id, 2, seed, False, "") == wanted
+
+
+class Killed(BaseException):
+    """Stands for a process that dies between two steps."""
+
+
+@every_script
+def test_same_seed_same_run_and_resume_is_exact(script: Script, train, monkeypatch) -> None:
+    flags = f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 1 --checkpoints 4"
+    whole = train(script.name, flags, "whole")
+    watched = train(script.name, flags + " --eval-frequency 100 --no-cuda", "watched")
+    rows = [row for row in watched.rows() if not row[1].startswith("eval/")]
+    assert rows == [row for row in whole.rows() if not row[1].startswith("eval/")]
+
+    boundary, seen = Run.boundary, []
+
+    def dies_after_second_checkpoint(run: Run, iteration: int, **state) -> bool:
+        if len(seen) == 3 and iteration > seen[-1] + 1:
+            run._close()  # rows written since the checkpoint reach the disk, and must go again
+            raise Killed
+        if found := boundary(run, iteration, **state):
+            seen.append(iteration)
+        return found
+
+    monkeypatch.setattr(Run, "boundary", dies_after_second_checkpoint)
+    with pytest.raises(Killed):
+        train(script.name, flags, "killed")
+    monkeypatch.setattr(Run, "boundary", boundary)
+    (record,) = Path("killed").rglob("run.json")
+    resumed = train(script.name, f"--resume {record.parent}")
+    assert resumed.rows() == whole.rows()
+    assert resumed.model() == whole.model()
+
+
+def probe_observations(script: Script, cues: list[float]) -> np.ndarray:
+    """What the agent sees when the probe shows these cues."""
+    import gymnasium as gym
+    from cleanrl_utils.evaluate import import_script
+
+    make_env = import_script(script.name).make_env
+    rows = []
+    for cue in cues:
+        env = make_env(f"probes:ProbeConstant{script.probe_suffix}-v0", 1, 0, False, "")()
+        env.unwrapped.cue = lambda cue=cue: cue
+        rows.append(env.reset(seed=1)[0])
+    assert isinstance(env, gym.Env)
+    return np.stack(rows)
+
+
+PROBE_CASES = [(script, probe) for script in SCRIPTS if script.probe for probe in script.probes]
+
+
+@pytest.mark.parametrize("script, probe", PROBE_CASES, ids=[f"{s}-{p}" for s, p in PROBE_CASES])
+def test_it_finds_the_known_values(script: Script, probe: str, train) -> None:
+    env_id = f"probes:Probe{probe}{script.probe_suffix}-v0"
+    done = train(script.name, f"--env-id {env_id} --gamma {GAMMA} {script.probe}")
+    cues = {"Cue": [-1, 1], "Both": [-1, 1], "Discount": [-1, 1]}.get(probe, [0])
+    obs = probe_observations(script, cues)
+    if script.values is not None:
+        wanted = {
+            "Constant": [1],
+            "Cue": [-1, 1],
+            "Discount": [GAMMA, 1],
+            "Action": [1],
+            "Both": [1, 1],
+            "Truncation": [1 / (1 - GAMMA)],
+        }[probe]
+        found = script.values(done.variables, obs)
+        # what is worth 10 may be off by ten times as much
+        slack = script.tolerance * np.maximum(np.abs(wanted), 1)
+        assert np.all(np.abs(found - wanted) < slack), (found, wanted)
+    if probe in ("Action", "Both") and script.acts is not None:
+        best = np.array([1] if probe == "Action" else cues)
+        actions = script.acts(done.variables, obs)
+        if script.discrete:
+            assert (2 * actions - 1 == best).all(), actions
+        else:
+            assert np.abs(actions[:, 0] - best).max() < 0.3, actions
