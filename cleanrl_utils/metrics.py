@@ -107,6 +107,38 @@ class WandbWriter:
         self.run.finish(quiet=True)
 
 
+class Means:
+    """Means, since they were last taken, of what updates returned: one vector each, in tag order.
+
+    A part of a run's state, so that a resumed run logs what the whole one would have logged.
+    """
+
+    def __init__(self, *tags: str):
+        self.tags, self.sums, self.count = tags, None, 0
+
+    def add(self, values: Any) -> None:
+        """`values` stay where they are, say on a GPU that is still computing them."""
+        if self.sums is not None and hasattr(values, "device") and hasattr(self.sums, "to"):
+            values = values + self.sums.to(values.device)
+        elif self.sums is not None:
+            values = values + self.sums
+        self.sums, self.count = values, self.count + 1
+
+    def take(self) -> dict[str, Any]:
+        """Mean by tag, or nothing if nothing was added."""
+        means = (
+            {} if self.sums is None else dict(zip(self.tags, self.sums / self.count, strict=True))
+        )
+        self.sums, self.count = None, 0
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self.sums, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sums, self.count = state["sums"], state["count"]
+
+
 class Progress:
     """One live line in a terminal; elsewhere a plain line every few seconds."""
 

@@ -42,8 +42,9 @@ class RunArgs:
     """folder in which the run gets a folder of its own"""
     resume: str | None = None
     """folder of a run to continue from its last checkpoint; its settings are taken over"""
-    checkpoints: int = 10
-    """checkpoints per run, evenly spaced; environments start anew at each; 0 turns them off"""
+    checkpoints: int | None = None
+    """checkpoints per run, evenly spaced; environments start anew at each; 0 turns them off; unset:
+    10, or 0 where one could take more than 1 GiB (large replay memory)"""
     eval_frequency: int = 0
     """evaluate about every so many steps, on environments of its own; 0: only at the end"""
     eval_episodes: int = 10

@@ -1,0 +1,192 @@
+"""Deep Q-Network (DQN) for vector observations and discrete actions.
+
+    python cleanrl/dqn.py --env-id CartPole-v1
+
+Paper: https://doi.org/10.1038/nature14236. Every detail with its reason: docs/rl-algorithms/dqn.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.buffers import ReplayBuffer, make_memory
+from cleanrl_utils.envs import make, require_spaces
+from cleanrl_utils.metrics import Means
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "CartPole-v1"
+    """id of the environment; a package's own environment as module:Id"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole training"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    buffer_size: int = 10_000
+    """transitions that the replay memory holds"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the replay memory is; auto: where the network is, if there is room"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 1.0
+    """how far a target update moves the target network to the Q-network; 1 copies it"""
+    target_network_frequency: int = 500
+    """steps between two target updates"""
+    batch_size: int = 128
+    """transitions of a gradient step"""
+    start_e: float = 1
+    """probability of a random action at the start"""
+    end_e: float = 0.05
+    """probability of a random action in the end"""
+    exploration_fraction: float = 0.5
+    """part of the training over which that probability falls"""
+    learning_starts: int = 10_000
+    """steps before the first gradient step"""
+    train_frequency: int = 10
+    """steps between two gradient steps"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+# same as ppo.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+class QNetwork(nn.Module):
+    """The value of every action."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        num_obs, num_actions = envs.single_observation_space.shape[0], envs.single_action_space.n
+        hidden = [nn.Linear(num_obs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
+        self.network = nn.Sequential(*hidden, nn.Linear(84, num_actions))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.network(obs)
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self(obs).argmax(-1)  # exploration is the training loop's
+
+
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+def update(
+    q_network: QNetwork,
+    target_network: QNetwork,
+    optimizer: optim.Optimizer,
+    args: Args,
+    *batch: Tensor,
+) -> Tensor:
+    """One gradient step; returns its loss and the mean of the predicted values."""
+    obs, next_obs, actions, rewards, terminated = batch
+    with torch.no_grad():
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        best_next = target_network(next_obs).amax(1)
+        td_target = rewards + args.gamma * best_next * (1 - terminated)
+    q_values = q_network(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
+    td_loss = F.mse_loss(q_values, td_target)
+    optimizer.zero_grad()
+    td_loss.backward()
+    optimizer.step()
+    return torch.stack([td_loss, q_values.mean()]).detach()
+
+
+@torch.no_grad()
+def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """target = tau * network + (1 - tau) * target"""
+    for theirs, ours in zip(target_network.parameters(), network.parameters(), strict=True):
+        theirs.lerp_(ours, tau)
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
+
+    q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    adam = dict(fused=True, capturable=device.type == "cuda")
+    optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
+    memory = make_memory(ReplayBuffer, envs, args, device)
+    policy = run.accelerate(torch.no_grad()(q_network.act))
+    sample = partial(memory.sample, args.batch_size)
+    learn = run.accelerate(partial(update, q_network, target_network, optimizer, args), sample)
+    losses = Means("losses/td_loss", "losses/q_values")
+    rng = np.random.default_rng(args.seed)
+
+    networks = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng)
+    for turn in range(start, args.num_turns):
+        if run.boundary(turn):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, dtype=bool)
+
+        # Act. Each environment explores by a coin of its own.
+        explored = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        explore = rng.random(args.num_envs) < epsilon
+        actions = rng.integers(envs.single_action_space.n, size=args.num_envs)
+        if not explore.all():
+            greedy = policy(torch.as_tensor(obs, dtype=torch.float32, device=device))
+            actions = np.where(explore, actions, greedy.cpu().numpy())
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.train_frequency == 0:
+                losses.add(learn())
+            if learning and global_step % args.target_network_frequency == 0:
+                update_target(q_network, target_network, args.tau)
+            if global_step % 100 == 0:
+                run.log(losses.take(), global_step)
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        run.evaluate(q_network, global_step)
+
+    envs.close()
+    run.finish(q_network)
