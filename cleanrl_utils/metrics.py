@@ -2,6 +2,7 @@
 
 import math
 import os
+import secrets
 import sys
 import time
 from collections import deque
@@ -82,7 +83,7 @@ class WandbWriter:
             raise BadInput("--track needs the package wandb: pip install wandb") from None
         identity = folder / "wandb_id.txt"
         if not identity.exists():
-            identity.write_text(wandb.util.generate_id())
+            identity.write_text(secrets.token_hex(4))
         self.wandb = wandb
         self.run = wandb.init(
             project=args.wandb_project_name,
@@ -104,7 +105,7 @@ class WandbWriter:
         self.run.log({"videos": self.wandb.Video(str(path), format="mp4")})
 
     def close(self) -> None:
-        self.run.finish(quiet=True)
+        self.run.finish()
 
 
 class Means:

@@ -247,6 +247,8 @@ class Run:
             "hardware": hardware(self.device),
         }
         (self.folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+        if path := os.environ.get("CLEANRL_FOLDER_FILE"):  # whoever started the run can find it
+            Path(path).write_text(os.path.relpath(self.folder, Path(path).parent))
 
     def _save(self, iteration: int) -> None:
         about = {
