@@ -124,10 +124,10 @@ def _pack(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, np.random.Generator):
         value = value.bit_generator.state
     if torch and isinstance(value, torch.Tensor):
-        arrays[key] = np.ascontiguousarray(value.detach().cpu().numpy())
+        arrays[key] = np.asarray(value.detach().cpu().numpy(), order="C")
         return {"array": key, "kind": "torch"}
     if isinstance(value, np.ndarray | np.generic):
-        arrays[key] = np.ascontiguousarray(value)
+        arrays[key] = np.asarray(value, order="C")
         return {"array": key, "kind": "numpy"}
     if _is_jax_tree(value):
         return {
@@ -149,9 +149,11 @@ def _unpack(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return node
     if "array" in node:
         array = arrays[node["array"]]
-        if node["kind"] == "torch" and (torch := sys.modules.get("torch")):
-            return torch.from_numpy(array)
-        return array
+        if node["kind"] != "torch":
+            return array
+        import torch
+
+        return torch.from_numpy(array)
     if "dict" in node:
         return {key: _unpack(value, arrays) for key, value in node["dict"]}
     if "tuple" in node:

@@ -72,24 +72,14 @@ FREE_TO_CHANGE |= {"save_model", "upload_model", "hf_entity", "eval_frequency", 
 FREE_TO_CHANGE |= {"runs_dir"}
 
 A = TypeVar("A", bound=RunArgs)
+C = TypeVar("C")
 
 
 def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
-    """The settings a command line asks for; a mistake in it is one line and exit status 2."""
+    """The settings of a script that a command line asks for; a mistake is one line and exit status 2."""
     argv = normalise(cls, sys.argv[1:] if argv is None else argv)
     default = stored_settings(cls, argv)
-    messages = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(messages):
-            args = tyro.cli(
-                cls, args=argv, default=default, description=inspect.getdoc(cls_module(cls))
-            )
-    except BadInput as bad:  # from the script's own checks
-        raise BadInput(bad.message) from None
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise BadInput(first_message(messages.getvalue())) from None
+    args = run_tyro(cls, argv, default)
     args.exp_name = args.exp_name or Path(inspect.getfile(cls)).stem
     if args.resume is not None:
         check_unchanged(args, default)
@@ -97,8 +87,23 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
     return args
 
 
-def cls_module(cls: type) -> Any:
-    return sys.modules[cls.__module__]
+def parse_command(cls: type[C], argv: list[str] | None = None) -> C:
+    """The same for the flags of a tool."""
+    return run_tyro(cls, normalise(cls, sys.argv[1:] if argv is None else argv))
+
+
+def run_tyro(cls: type[C], argv: list[str], default: Any = tyro.MISSING_NONPROP) -> C:
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            about = inspect.getdoc(sys.modules[cls.__module__])
+            return tyro.cli(cls, args=argv, default=default, description=about)
+    except BadInput as bad:  # from the class's own checks
+        raise BadInput(bad.message) from None
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise BadInput(first_message(messages.getvalue())) from None
 
 
 def flag(field: str) -> str:

@@ -18,8 +18,14 @@ class Probe(gym.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     length = 1
 
-    def __init__(self, actions: str = "discrete", pixels: bool = False, render_mode: str | None = None):
-        self.continuous, self.pixels, self.render_mode = actions == "continuous", pixels, render_mode
+    def __init__(
+        self, actions: str = "discrete", pixels: bool = False, render_mode: str | None = None
+    ):
+        self.continuous, self.pixels, self.render_mode = (
+            actions == "continuous",
+            pixels,
+            render_mode,
+        )
         if self.continuous:
             self.action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
         else:

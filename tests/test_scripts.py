@@ -50,7 +50,9 @@ class Killed(BaseException):
 
 @every_script
 def test_same_seed_same_run_and_resume_is_exact(script: Script, train, monkeypatch) -> None:
-    flags = f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 1 --checkpoints 4"
+    flags = (
+        f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 1 --checkpoints 4"
+    )
     whole = train(script.name, flags, "whole")
     watched = train(script.name, flags + " --eval-frequency 100 --no-cuda", "watched")
     rows = [row for row in watched.rows() if not row[1].startswith("eval/")]

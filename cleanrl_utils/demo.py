@@ -1,0 +1,29 @@
+"""Train PPO on CartPole, play what it learned, and show where the picture and the video are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from cleanrl_utils import results
+from cleanrl_utils.enjoy import EnjoyArgs, enjoy
+
+SCRIPT = Path(__file__).resolve().parent.parent / "cleanrl" / "ppo.py"
+
+
+def main() -> None:
+    command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model"]
+    print("training: python cleanrl/ppo.py", *command[2:], flush=True)
+    subprocess.run(command, check=True)
+    run = [run for run in results.find_runs("runs") if run.finished][-1]
+    print()
+    enjoy(EnjoyArgs(run=str(run.folder), capture_video=True))
+    picture = results.plot(run, run.folder / "curve.png")
+    videos = sorted(Path(f"videos/{run.folder.name}-enjoy").glob("*.mp4"))
+    print(
+        f"\nlearning curve: {picture}\ngameplay video: {videos[-1]}\nall metrics:    {run.folder}"
+    )
+    print("look closer:    .venv/bin/tensorboard --logdir runs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,376 @@
+"""The run layer: what it writes, refuses and survives."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from cleanrl_utils import checkpoint, results
+from cleanrl_utils.errors import BadInput
+from cleanrl_utils.settings import TorchArgs, parse_args
+
+PPO = [sys.executable, str(ROOT / "cleanrl" / "ppo.py")]
+SHORT = ["--total-timesteps", "4096", "--num-steps", "64", "--save-model", "--eval-episodes", "1"]
+
+
+def run_ppo(*flags: str, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([*PPO, *flags], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+# -- command lines ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, field, value",
+    [
+        (["--cuda", "False"], "cuda", False),
+        (["--no-cuda"], "cuda", False),
+        (["--cuda=false"], "cuda", False),
+        (["--capture_video"], "capture_video", True),
+        (["--capture-video", "True"], "capture_video", True),
+        (["--seed", "1e3"], "seed", 1000),
+        (["--wandb_project_name=x"], "wandb_project_name", "x"),
+    ],
+)
+def test_ways_to_write_a_flag(words: list[str], field: str, value: object) -> None:
+    assert getattr(parse_args(TorchArgs, words), field) == value
+
+
+BAD_INPUT = {
+    "--env-id CartPol-v1": ["--env-id", "CartPole-v1"],
+    "--env-id Pendulum-v1": ["ppo_continuous_action.py"],
+    "--num-minibatches 3": ["--num-minibatches", "512"],
+    "--total-timesteps 100": ["--total-timesteps", "512"],
+    "--num-envs 0": ["--num-envs", "at least 1"],
+    "--learning-rat 1": ["--learning-rat", "--learning-rate"],
+    "--seed one": ["--seed", "one"],
+    "--cuda perhaps": ["perhaps"],
+    "--runs-dir some_file": ["--runs-dir some_file"],
+    "--resume nowhere": ["--resume nowhere"],
+    "--env-id nowhere:Thing-v0": ["nowhere"],
+}
+
+
+@pytest.mark.parametrize("flags", BAD_INPUT)
+def test_bad_input_is_one_line_and_leaves_nothing(flags: str, train, capfd) -> None:
+    Path("some_file").write_text("")
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", flags, "some/runs") if "runs-dir" not in flags else train(
+            "ppo", "", "some_file"
+        )
+    assert stop.value.code == 2
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    for words in BAD_INPUT[flags]:
+        assert words in lines[0]
+    import cleanrl_utils.run as run_module
+
+    for folder in list(Path("some").rglob("*"))[::-1]:  # what atexit does at the end of a process
+        run_module.remove_if_empty([folder])
+    run_module.remove_if_empty([Path("some")])
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_bad_input_ends_the_process_with_2_and_leaves_no_folder(tmp_path: Path) -> None:
+    done = run_ppo("--env-id", "NoSuchThing-v7", cwd=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_names_its_extra(train, monkeypatch, capfd) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", "--env-id ALE/Breakout-v5")
+    assert stop.value.code == 2 and "requirements-atari.txt" in capfd.readouterr().err
+
+
+def test_every_flag_is_explained(capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse_args(TorchArgs, ["--help"])
+    text = capsys.readouterr().out
+    for name in (
+        "--exp-name",
+        "--track",
+        "--resume",
+        "--checkpoints",
+        "--eval-frequency",
+        "--compile",
+    ):
+        assert name in text
+    for field in TorchArgs.__dataclass_fields__:
+        assert f"--{field.replace('_', '-')}" in text
+
+
+# -- kill and resume ----------------------------------------------------------------------------
+
+
+def test_killed_five_times_and_resumed_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    flags = [*SHORT, "--total-timesteps", "40960", "--checkpoints", "8"]
+    whole = run_ppo(*flags, "--runs-dir", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    moment = random.Random(0)
+    command, kills = [*PPO, *flags, "--runs-dir", "killed"], 0
+    while kills < 5:
+        child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        folder = None
+        while folder is None or not (folder / "metrics.csv").exists():
+            folder = next((path.parent for path in tmp_path.glob("killed/*/run.json")), None)
+            time.sleep(0.02)
+        time.sleep(moment.uniform(0, 0.8))
+        child.send_signal(signal.SIGKILL)
+        if child.wait() == 0:  # it was faster than us
+            break
+        kills += 1
+        command = [*PPO, "--resume", str(folder)]
+    last = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert last.returncode in (0, 2), last.stderr
+    (one,), (other,) = (
+        tmp_path.glob("whole/*/*.cleanrl_model"),
+        tmp_path.glob("killed/*/*.cleanrl_model"),
+    )
+    assert kills and one.read_bytes() == other.read_bytes()
+
+
+def test_resume_refuses_changed_settings_and_finished_runs(train, capfd) -> None:
+    done = train("ppo", " ".join(SHORT))
+    for flags, words in [("--gamma 0.5", "--gamma was 0.99, now 0.5"), ("", "is finished")]:
+        with pytest.raises(SystemExit) as stop:
+            train("ppo", f"--resume {done.folder} {flags}")
+        assert stop.value.code == 2 and words in capfd.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(
+    train, monkeypatch
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train(
+            "ppo",
+            "--total-timesteps 4096 --num-steps 64 --learning-rate inf --checkpoints 2 --no-anneal-lr",
+        )
+    assert "losses/" in str(stop.value) and "at step" in str(stop.value)
+
+
+def test_two_runs_in_one_second_have_their_own_folders(train, monkeypatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
+    folders = {train("ppo", "--total-timesteps 512").folder for _ in range(2)}
+    assert len(folders) == 2
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1))
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    rng = np.random.default_rng(3)
+    state = {
+        "net": net,
+        "opt": optimizer,
+        "rng": rng,
+        "x": (1, [2.5, None, "a"]),
+        "z": np.arange(3),
+    }
+    checkpoint.save(tmp_path / "c", state, {"hello": 1})
+    wanted = rng.random()
+    metadata, saved = checkpoint.load(tmp_path / "c")
+    net2, rng2 = torch.nn.Linear(3, 2), np.random.default_rng(0)
+    optimizer2 = torch.optim.Adam(net2.parameters(), lr=torch.tensor(0.5))
+    checkpoint.restore(net2, saved["net"])
+    checkpoint.restore(optimizer2, saved["opt"])
+    checkpoint.restore(rng2, saved["rng"])
+    assert metadata == {"hello": 1} and saved["x"] == (1, [2.5, None, "a"])
+    assert torch.equal(net.weight, net2.weight) and rng2.random() == wanted
+    for one, two in zip(optimizer.state.values(), optimizer2.state.values(), strict=True):
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    assert optimizer2.param_groups[0]["lr"] == torch.tensor(0.1)
+
+
+def test_jax_state_round_trip(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    tree = {"w": jax.numpy.arange(4.0), "key": jax.random.key(3), "n": (jax.numpy.int32(2),)}
+    checkpoint.save(tmp_path / "c", {"train": tree})
+    _, saved = checkpoint.load(tmp_path / "c")
+    fresh = {"w": jax.numpy.zeros(4), "key": jax.random.key(0), "n": (jax.numpy.int32(0),)}
+    again = checkpoint.restore(fresh, saved["train"])
+    assert (again["w"] == tree["w"]).all() and again["n"][0] == 2
+    assert jax.random.uniform(again["key"]) == jax.random.uniform(tree["key"])
+
+
+def test_foreign_cut_off_and_changed_files_are_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "model"
+    checkpoint.save(path, {"w": np.arange(1000.0)}, {"a": 1})
+    good = path.read_bytes()
+    torch.save({"w": 1}, tmp_path / "pickle")
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.zeros(2)}, tmp_path / "foreign")
+    changed = bytearray(good)
+    changed[-100] ^= 1
+    bad = {"cut": good[:-50], "short": good[:20], "empty": b"", "changed": bytes(changed)}
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+    for name in [*bad, "pickle", "foreign", "absent"]:
+        with pytest.raises(BadInput) as stop:
+            checkpoint.load(tmp_path / name)
+        assert (
+            stop.value.code == 2 and name in stop.value.message and "\n" not in stop.value.message
+        )
+
+
+def test_a_pickle_in_place_of_a_model_is_never_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self):  # noqa: ANN204
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    torch.save(Trap(), tmp_path / "x.cleanrl_model")
+    from cleanrl_utils.evaluate import load_model
+
+    with pytest.raises(BadInput):
+        load_model(tmp_path / "x.cleanrl_model")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
+    checkpoint.save(tmp_path / "c", {"x": 1})
+
+    def no_replace(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", no_replace)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path / "c", {"x": 2})
+    assert checkpoint.load(tmp_path / "c")[1] == {"x": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+# -- trackers, tools ----------------------------------------------------------------------------
+
+
+def test_tensorboard_has_what_the_csv_has(train) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = train("ppo", "--total-timesteps 2048")
+    events = EventAccumulator(str(done.folder), {"scalars": 0}).Reload()
+    for tag in ("charts/episodic_return", "losses/value_loss"):
+        wanted = [(step, np.float32(value)) for step, t, value in done.rows() if t == tag]
+        assert [(e.step, np.float32(e.value)) for e in events.Scalars(tag)] == wanted
+    assert "hyperparameters/text_summary" in events.Tags()["tensors"]
+
+
+def test_wandb_offline_and_only_when_asked(tmp_path: Path) -> None:
+    code = "import sys, runpy; runpy.run_path(sys.argv[0], run_name='__main__'); print('wandb' in sys.modules)"
+    flags = ["--total-timesteps", "1024", "--runs-dir", "plain"]
+    plain = [sys.executable, "-c", f"import sys; sys.argv={[PPO[1], *flags]!r}; {code}"]
+    done = subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+    done = run_ppo(*flags[:2], "--track", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("runs/*/wandb/offline-run-*/*.wandb"))
+    one, two = (rows_of(tmp_path, name) for name in ("plain", "runs"))
+    assert one == two
+
+
+def rows_of(folder: Path, runs_dir: str) -> list[list[str]]:
+    (path,) = folder.glob(f"{runs_dir}/*/metrics.csv")
+    rows = [[r["step"], r["tag"], r["value"]] for r in csv.DictReader(open(path))]
+    return [row for row in rows if row[1] != "charts/SPS"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT as a terminal does")
+def test_ctrl_c_in_python_i_leaves_the_variables_to_look_at(tmp_path: Path) -> None:
+    command = [sys.executable, "-i", PPO[1], "--total-timesteps", "10000000"]
+    child = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not any("value_loss" in path.read_text() for path in tmp_path.glob("runs/*/metrics.csv")):
+        time.sleep(0.1)
+        assert child.poll() is None, child.communicate()
+    child.send_signal(signal.SIGINT)
+    look = "print(advantages.shape, rewards.shape, args.num_envs, float(pg_loss) + float(v_loss) != 0, agent.actor[0].weight.grad is not None)\n"
+    out, err = child.communicate(look, timeout=60)
+    assert "torch.Size([128, 4]) torch.Size([128, 4]) 4 True True" in out, err
+
+
+def test_enjoy_plays_a_run(train, capsys) -> None:
+    from cleanrl_utils.enjoy import EnjoyArgs, enjoy
+
+    done = train("ppo", " ".join(SHORT))
+    by_folder = enjoy(EnjoyArgs(run=str(done.folder), eval_episodes=3, capture_video=True))
+    by_name = enjoy(EnjoyArgs(exp_name="ppo", env_id="CartPole-v1", seed=1, eval_episodes=3))
+    assert len(by_folder) == 3 and by_folder == by_name
+    assert "mean return" in capsys.readouterr().out and list(Path("videos").rglob("*.mp4"))
+    with pytest.raises(BadInput):
+        enjoy(EnjoyArgs(exp_name="ppo", env_id="Acrobot-v1"))
+
+
+def test_results_of_runs_as_tables(train, tmp_path: Path) -> None:
+    done = train("ppo", "--total-timesteps 4096")
+    (run,) = results.find_runs("runs")
+    assert {"step", "seconds", "tag", "value"} == set(run.metrics().columns)
+    names = results.add(["runs"], tmp_path / "kept")
+    assert names == [done.folder.name] == results.add(["runs"], tmp_path / "kept")
+    kept = results.load(folder=tmp_path / "kept")
+    assert set(kept.run) == {done.folder.name} and kept.step.max() == 4096 and len(kept) <= 100
+    returns = [value for _, tag, value in done.rows() if tag == "charts/episodic_return"]
+    facts = json.loads((tmp_path / "kept" / "ppo.json").read_text())[0]
+    assert facts["final_return"] == pytest.approx(np.mean(returns[-100:]), abs=1e-3)
+    assert facts["command"].startswith("python cleanrl/ppo.py") and facts["versions"]["torch"]
+    assert results.plot(run, tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_sync_finds_and_mends_drift(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "def f(x):\n    return x + 1\n\n\nclass A:\n    def g(self):\n        return 1\n"
+    )
+    two = tmp_path / "two.py"
+    two.write_text(
+        "# same as one.py\ndef f(x):\n    return x + 2\n\n\nclass A:\n    # same as one.py\n    def g(self):\n        return 1\n"
+    )
+    sync = [sys.executable, "-m", "cleanrl_utils.sync", "--folder", str(tmp_path)]
+    found = subprocess.run(sync, capture_output=True, text=True)
+    assert found.returncode == 1 and "two.py:1: f has drifted from one.py" in found.stderr
+    assert subprocess.run([*sync, "--fix"], capture_output=True).returncode == 0
+    assert (
+        "return x + 1" in two.read_text()
+        and subprocess.run(sync, capture_output=True).returncode == 0
+    )
+
+
+def test_the_scripts_are_in_sync() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cleanrl_utils.sync"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_compiled_and_eager_updates_agree(train) -> None:
+    flags = "--total-timesteps 1024 --num-steps 64 --save-model --eval-episodes 1"
+    one, two = train("ppo", flags, "eager"), train("ppo", flags + " --compile", "compiled")
+    for (step, tag, a), (step2, tag2, b) in zip(one.rows(), two.rows(), strict=True):
+        assert (step, tag) == (step2, tag2)
+        if tag.startswith("losses/"):
+            assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+
+
+def test_cartpole_is_solved(train) -> None:
+    done = train("ppo", "--total-timesteps 200000 --save-model --num-envs 8")
+    summary = json.loads((done.folder / "finished.json").read_text())
+    assert np.mean(summary["eval_returns"]) >= 475
