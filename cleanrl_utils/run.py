@@ -388,6 +388,8 @@ def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
+    """Commit of the code; a container without git says it with CLEANRL_COMMIT."""
+
     def git(*words: str) -> str:
         done = subprocess.run(
             ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10
@@ -395,14 +397,12 @@ def git_state(folder: Path) -> dict[str, Any]:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
-        commit = git("rev-parse", "HEAD")
-        return (
-            {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
-            if commit
-            else {}
-        )
+        if commit := git("rev-parse", "HEAD"):
+            return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.TimeoutExpired):
-        return {}
+        pass
+    commit = os.environ.get("CLEANRL_COMMIT", "")
+    return {"commit": commit, "dirty": False} if commit else {}
 
 
 def versions() -> dict[str, str]:
