@@ -36,9 +36,13 @@ def record_video(env: gym.Env, folder: Path) -> gym.Env:
     )
 
 
+def is_atari(env_id: str) -> bool:
+    return env_id.startswith("ALE/") or "NoFrameskip" in env_id or "Deterministic-v" in env_id
+
+
 def register_family(env_id: str) -> None:
     """Let Gymnasium know the ids of packages that do not register themselves on import."""
-    if env_id.startswith("ALE/") or "NoFrameskip" in env_id or "Deterministic-v" in env_id:
+    if is_atari(env_id):
         try:
             import ale_py
         except ImportError:
