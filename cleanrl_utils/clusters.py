@@ -1,0 +1,278 @@
+"""The benchmark's backends beyond this machine: Ray, Slurm, AWS Batch.
+
+Each of them has a node run `python -m cleanrl_utils.benchmark ... --index NUMBER`: one run, resumed
+if it was interrupted. Ray and Slurm nodes share the working directory with us, as clusters do.
+"""
+
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cleanrl_utils import submit_exp
+from cleanrl_utils.benchmark import BenchmarkArgs, Board, describe_status, same_command
+from cleanrl_utils.errors import BadInput, missing_package, require
+from cleanrl_utils.jobs import Job
+
+TEMPLATE = Path(__file__).resolve().parent.parent / "benchmark" / "cleanrl_1gpu.slurm_template"
+CONNECT = 60  # seconds to reach a Ray cluster
+LOST = 15  # seconds that a job may be neither in Slurm's queue nor have left a result
+
+
+# -- Ray ----------------------------------------------------------------------------------------
+
+
+def run_ray(
+    args: BenchmarkArgs, todo: list[Job], tags: list[str], env: dict[str, str]
+) -> list[Job]:
+    """Run jobs as Ray tasks; returns those that failed."""
+    if args.workers == 0:
+        for job in todo:
+            print(shlex.join(["python", *same_command(args, tags, str(job.number))]))
+        return []
+    if not todo:
+        return []
+    try:
+        import ray
+    except ImportError:
+        raise missing_package("ray", "cloud") from None
+    connect(ray, args.ray_address)
+    gpus = args.gpus_per_run
+    if gpus is None:
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+
+    def work(words: list[str], folder: str, env: dict[str, str]) -> tuple[int, str]:
+        import os  # the node's own: its CUDA_VISIBLE_DEVICES is Ray's choice
+        import subprocess
+
+        mine = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            env=env | (mine if mine["CUDA_VISIBLE_DEVICES"] else {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    # Ray repeats a task whose node or worker died; a run that failed is repeated by --retries.
+    task = ray.remote(work).options(
+        num_cpus=args.cpus_per_run, num_gpus=gpus, max_retries=max(args.retries, 1)
+    )
+    waiting, failed = list(todo), list[Job]()
+    tasks: dict[Any, Job] = {}
+    with Board(len(todo)) as board:
+        try:
+            while waiting or tasks:
+                while waiting and len(tasks) < args.workers:
+                    job = waiting.pop(0)
+                    words = [sys.executable, *same_command(args, tags, str(job.number))]
+                    tasks[task.remote(words, str(Path.cwd()), env)] = job
+                ready, _ = ray.wait(list(tasks), timeout=0.2)
+                for future in ready:
+                    job = tasks.pop(future)
+                    try:
+                        status, output = ray.get(future)
+                    except ray.exceptions.RayError as error:
+                        status, output = 1, str(error)
+                    board.ended(job, status == 0)
+                    if status:
+                        failed.append(job)
+                        board.say(f"{job.name} FAILED on Ray:\n{output.strip()}")
+                    else:
+                        board.say(f"{job.name} finished")
+                board.update([job for job in tasks.values() if job.folder])
+        finally:
+            for future in tasks:
+                ray.cancel(future, force=True)
+            ray.shutdown()
+    return failed
+
+
+def connect(ray: Any, address: str) -> None:
+    """Join a cluster; Ray itself would wait for minutes where there is none."""
+    quiet = {"log_to_driver": False, "logging_level": "error"}
+    if address == "local":
+        ray.init(address="local", include_dashboard=False, **quiet)
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise BadInput(f"--ray-address {address}: nobody answers there ({error})") from None
+    problem = within(CONNECT, lambda: ray.init(address=address, **quiet))
+    hint = "start one with `ray start --head`, or use --ray-address local"
+    require(problem is None, f"--ray-address {address}: no cluster ({problem}); {hint}")
+
+
+def within(seconds: float, function: Callable[[], Any]) -> str | None:
+    """Why a function did not succeed in this time, if it did not."""
+    problem = [f"no answer in {seconds:.0f} s"]
+
+    def call() -> None:
+        try:
+            function()
+            problem.clear()
+        except Exception as error:
+            problem[:] = [str(error).strip().splitlines()[0] if str(error) else repr(error)]
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return problem[0] if problem else None
+
+
+# -- Slurm --------------------------------------------------------------------------------------
+
+
+def fill_template(text: str, values: dict[str, Any]) -> str:
+    """Put values into {{names}}; a #SBATCH line whose value is not given goes."""
+    lines = []
+    for line in text.splitlines():
+        names = re.findall(r"\{\{\s*(\w+)\s*\}\}", line)
+        unknown = [name for name in names if name not in values]
+        known = ", ".join(values)
+        require(not unknown, f"the Slurm template asks for {unknown}; there are: {known}")
+        if line.startswith("#SBATCH") and any(values[name] in (None, 0, "") for name in names):
+            continue
+        lines.append(re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda m: str(values[m.group(1)]), line))
+    return "\n".join(lines) + "\n"
+
+
+def as_ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as Slurm writes it: 0-2,5."""
+    groups: list[list[int]] = []
+    for number in sorted(numbers):
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ",".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+
+
+def run_slurm(
+    args: BenchmarkArgs, todo: list[Job], words: list[str], env: dict[str, str]
+) -> list[Job] | None:
+    """Submit jobs as one array; with --wait returns those that failed, otherwise None."""
+    states = slurm_states({str(job.note("slurm")).partition("_")[0] for job in todo} - {"None"})
+    queued = [job for job in todo if states.get(job.note("slurm")) in WAITS]
+    if queued:
+        print(f"{len(queued)} of {len(todo)} runs are in the queue already", flush=True)
+    new = [job for job in todo if job not in queued]
+    if new:
+        path = Path(args.slurm_template_path or TEMPLATE)
+        require(path.is_file(), f"--slurm-template-path {path}: no such file")
+        logs = new[0].home.parent / "slurm"
+        elements = sorted({job.number // args.slurm_ntasks for job in new})
+        at_once = f"%{args.workers}" if args.workers else ""
+        values = {
+            "array": as_ranges(elements) + at_once,
+            "job": shlex.join([sys.executable, *words]),
+            "gpus_per_task": args.slurm_gpus_per_task,
+            "cpus_per_task": args.slurm_total_cpus // args.slurm_ntasks,
+            "ntasks": args.slurm_ntasks,
+            "nodes": args.slurm_nodes,
+            "logs": logs,
+        }
+        script = fill_template(path.read_text(), values)
+        if args.workers == 0:
+            print(script)
+            return None
+        submit(script, logs, new, args, env)
+    if args.wait:
+        return wait_for_slurm(todo)
+    print("the same command tells later what is missing, and submits it again; --wait waits for it")
+    return None
+
+
+def submit(
+    script: str, logs: Path, new: list[Job], args: BenchmarkArgs, env: dict[str, str]
+) -> None:
+    require(shutil.which("sbatch") is not None, "--backend slurm: there is no sbatch here")
+    logs.mkdir(parents=True, exist_ok=True)
+    path = logs / f"{time.time_ns()}.sh"
+    path.write_text(script)
+    options = shlex.split(args.slurm_options)
+    done = subprocess.run(
+        ["sbatch", "--parsable", *options, str(path)], capture_output=True, text=True, env=env
+    )
+    require(done.returncode == 0, f"sbatch refused {path}: {done.stderr.strip()}")
+    number = done.stdout.strip().partition(";")[0]
+    for job in new:
+        element = job.number // args.slurm_ntasks
+        job.write(status="queued", slurm=f"{number}_{element}")
+    print(f"submitted {len(new)} runs as Slurm job {number}; logs in {logs}", flush=True)
+
+
+def slurm_states(numbers: set[str]) -> dict[str, str]:
+    """The states of array elements, as far as Slurm remembers them: {"12_0": "RUNNING"}."""
+    states: dict[str, str] = {}
+    for number in numbers:
+        words = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T"]
+        try:
+            done = subprocess.run([*words, f"--jobs={number}"], capture_output=True, text=True)
+        except OSError:
+            return {}
+        for line in done.stdout.splitlines():
+            element, _, state = line.strip().partition(" ")
+            states[element] = state
+    return states
+
+
+WAITS = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING"}
+WAITS |= {"REQUEUE_HOLD", "REQUEUE_FED", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT"}
+
+
+def wait_for_slurm(todo: list[Job]) -> list[Job]:
+    """Watch jobs of the queue until all have ended; returns those that failed."""
+    elements = {job.name: job.note("slurm") for job in todo}
+    left, failed, missing = list(todo), [], dict[str, float]()
+    with Board(len(todo)) as board:
+        while left:
+            numbers = {element.partition("_")[0] for element in elements.values()}
+            states = slurm_states(numbers)
+            for job in list(left):
+                state = states.get(elements[job.name], "")
+                since = missing.setdefault(job.name, time.monotonic())
+                if state in WAITS and not job.finished:
+                    missing.pop(job.name)
+                    continue
+                # Our own notes may come a moment after Slurm's (network file systems).
+                settled = job.finished or job.note("status") in ("failed", "interrupted")
+                if not settled and time.monotonic() - since < LOST:
+                    continue
+                left.remove(job)
+                board.ended(job, job.finished)
+                if job.finished:
+                    board.say(f"{job.name} finished")
+                    continue
+                failed.append(job)
+                how = describe_status(job.note("exit_status"))
+                board.say(f"{job.name} FAILED: {how} (Slurm: {state or 'forgotten'})\n{job.tail()}")
+            board.update([job for job in left if job.folder])
+            time.sleep(1.0 if left else 0.0)
+    return failed
+
+
+# -- AWS Batch ----------------------------------------------------------------------------------
+
+
+def run_aws_batch(args: BenchmarkArgs, todo: list[Job], words: list[str]) -> int:
+    """Submit jobs as one array job; the image's own Python and folders are used there."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{todo[0].command.script}-{int(time.time())}")
+    plan = submit_exp.Submission(args, ["python", *words], name, len(todo))
+    if args.workers == 0:
+        print(plan.as_json())
+        return 0
+    submitted = plan.submit()
+    print(f"submitted {len(todo)} runs as AWS Batch job {submitted} to the queue {args.job_queue}")
+    return plan.wait(submitted, [job.name for job in todo]) if args.wait else 0

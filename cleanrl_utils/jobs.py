@@ -1,0 +1,308 @@
+"""Runs that a tool starts (benchmark, tuner): their commands, processes, and what they write.
+
+A job is a command with an environment and a seed. Its notes live in RUNS_DIR/.benchmark/NAME/:
+`folder` (where the run's folder is, written by the run itself), `log.txt` (all it printed),
+`job.json` (how it ended, who has it), and `lock`, held as long as its process lives.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cleanrl_utils.errors import BadInput, require
+
+try:
+    import fcntl
+except ImportError:  # Windows: no locks, so do not call a benchmark twice at the same time
+    fcntl = None  # type: ignore[assignment]
+
+RETURN = "charts/episodic_return"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+BAD_INPUT = 2  # the exit status of a command line that cannot be carried out
+
+
+@dataclass
+class Command:
+    """A command line, made ready to be run here."""
+
+    typed: str
+    words: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    """what stood before the command: MUJOCO_GL=egl python ..."""
+    notes: list[str] = field(default_factory=list)
+    """what was changed, for the user to know"""
+
+    def __post_init__(self) -> None:
+        try:
+            words = shlex.split(self.typed)
+        except ValueError as error:
+            raise BadInput(f"--command: cannot be read ({error})") from None
+        while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
+            name, _, value = words.pop(0).partition("=")
+            self.variables[name] = value
+        if words[:2] in (["poetry", "run"], ["uv", "run"]) and not shutil.which(words[0]):
+            self.notes.append(f"{words[0]} is not installed: '{words[0]} run' left out")
+            words = words[2:]
+        require(bool(words), "--command needs a command, e.g. 'python cleanrl/ppo.py'")
+        if words[0] in ("python", "python3"):  # the one that has our packages
+            words[0] = sys.executable
+        require(
+            shutil.which(words[0]) is not None, f"--command: there is no program {words[0]} here"
+        )
+        self.words = words
+
+    @property
+    def script(self) -> str:
+        """The script's name without its ending, or the program's."""
+        scripts = [word for word in self.words if word.endswith(".py")]
+        return Path(scripts[0] if scripts else self.words[0]).stem
+
+    @property
+    def identity(self) -> str:
+        """What makes two commands the same; how Python is reached does not."""
+        words = shlex.split(self.typed)
+        words = words[2:] if words[:2] in (["poetry", "run"], ["uv", "run"]) else words
+        return shlex.join(words)
+
+    def value(self, flag: str, default: str) -> str:
+        """The value of one of the command's flags, however it is spelt."""
+        for at, word in enumerate(self.words):
+            name, equals, value = word.partition("=")
+            if name.replace("_", "-") == flag:
+                return value if equals else (self.words[at + 1 : at + 2] or [default])[0]
+        return default
+
+
+@dataclass
+class Job:
+    command: Command
+    env_id: str | None
+    seed: int
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        what = json.dumps([self.command.identity, self.env_id, self.seed])
+        env_id = self.env_id or self.command.value("--env-id", "")
+        parts = [env_id.split(":")[-1].replace("/", "-")] * bool(env_id)
+        self.name = "__".join([*parts, self.command.script, str(self.seed)])
+        runs_dir = Path(self.command.value("--runs-dir", "runs"))
+        key = hashlib.sha256(what.encode()).hexdigest()[:8]
+        self.home = runs_dir / ".benchmark" / f"{self.name}__{key}"
+        self.log = self.home / "log.txt"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of its run, if it has begun."""
+        try:
+            folder = Path(os.path.normpath(self.home / (self.home / "folder").read_text()))
+        except OSError:
+            return None
+        return folder if (folder / "run.json").exists() else None
+
+    @property
+    def finished(self) -> bool:
+        folder = self.folder
+        if folder is None:  # not one of our scripts: all we know is how it ended
+            return self.note("status") == "finished"
+        return (folder / "finished.json").exists()
+
+    def words(self) -> list[str]:
+        """The command line to run now: a new run, or the rest of one that was interrupted."""
+        words = [*self.command.words]
+        if self.env_id is not None:
+            words += ["--env-id", self.env_id]
+        words += ["--seed", str(self.seed)]
+        folder = self.folder
+        return words if folder is None else [*words, "--resume", str(folder)]
+
+    def note(self, key: str, default: Any = None) -> Any:
+        try:
+            return json.loads((self.home / "job.json").read_text()).get(key, default)
+        except (OSError, ValueError):
+            return default
+
+    def write(self, **notes: Any) -> None:
+        path = self.home / "job.json"
+        self.home.mkdir(parents=True, exist_ok=True)
+        old = json.loads(path.read_text()) if path.exists() else {}
+        about = {"command": self.command.identity, "env_id": self.env_id, "seed": self.seed}
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps({**old, **about, **notes}, indent=2) + "\n")
+        partial.replace(path)
+
+    def forget(self) -> None:
+        """Begin anew next time. The run's own folder stays."""
+        for name in ("folder", "job.json", "log.txt"):
+            (self.home / name).unlink(missing_ok=True)
+
+    def claim(self) -> int | None:
+        """A lock on this job, to be handed to its process; None if somebody has it already."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            if fcntl:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return None
+        return lock
+
+    def summary(self) -> dict[str, Any]:
+        """What its finished run says about itself."""
+        try:
+            return json.loads(((self.folder or self.home) / "finished.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def tail(self, lines: int = 12) -> str:
+        return tail(self.log, lines)
+
+
+def tail(path: Path, lines: int = 12) -> str:
+    """The last lines of a log, without the progress that a crash makes uninteresting."""
+    if not path.exists():
+        return ""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 16384))
+        text = file.read().decode(errors="replace")
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+def environment(command: Command | None = None, tags: list[str] | None = None) -> dict[str, str]:
+    """The environment of a run beside others: one thread each, our package, the tags."""
+    env = dict(os.environ)
+    for name in THREADS:
+        env.setdefault(name, "1")
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    env["PYTHONPATH"] = os.pathsep.join([*paths, *([root] if root not in paths else [])])
+    old = [tag for tag in env.get("WANDB_TAGS", "").split(",") if tag]
+    if tags := list(dict.fromkeys([*old, *(tags or [])])):
+        env["WANDB_TAGS"] = ",".join(tags)
+    return env | (command.variables if command else {})
+
+
+class Process:
+    """A process of its own session: what it starts can be stopped with it."""
+
+    def __init__(
+        self, words: list[str], env: Mapping[str, str], log: Path, lock: int | None = None
+    ):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a") as out:
+            out.write(f"$ {shlex.join(words)}\n")
+            out.flush()
+            # The lock travels with the process: if we die and it does not, the job stays taken.
+            self.popen = subprocess.Popen(
+                words,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock,) if lock is not None and fcntl else (),
+            )
+        if lock is not None:
+            os.close(lock)
+
+    def poll(self) -> int | None:
+        return self.popen.poll()
+
+    def signal(self, number: int) -> None:
+        try:
+            if os.name == "posix":
+                os.killpg(self.popen.pid, number)
+            else:
+                self.popen.terminate()
+        except ProcessLookupError:
+            pass
+
+
+def stop(processes: list[Process], patience: float = 10.0) -> None:
+    """End processes: ask all, then insist."""
+    for process in processes:
+        process.signal(signal.SIGTERM)
+    deadline = time.monotonic() + patience
+    for process in processes:
+        try:
+            process.popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+            process.popen.wait()
+
+
+class Metrics:
+    """metrics.csv of a run that is being written: every call gives what is new."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "metrics.csv"
+        self.offset, self.rest = 0, ""
+        try:
+            args = json.loads((folder / "run.json").read_text())["args"]
+            self.total = int(args.get("total_timesteps") or 0)
+        except (OSError, ValueError, KeyError):
+            self.total = 0
+
+    def new(self) -> Iterator[tuple[int, float, str, float]]:
+        """(step, seconds, tag, value) of the rows that came since the last call."""
+        try:
+            with open(self.path) as file:
+                if self.path.stat().st_size < self.offset:  # a resumed run drops what it repeats
+                    self.offset, self.rest = 0, ""
+                file.seek(self.offset)
+                text = file.read()
+                self.offset = file.tell()
+        except OSError:
+            return
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            step, _, others = line.partition(",")
+            if step.isdigit():  # not the header
+                seconds, tag, value = others.split(",")
+                yield int(step), float(seconds), tag, float(value)
+
+
+class Progress:
+    """How far a run is, how it does, and when it will be ready."""
+
+    def __init__(self, folder: Path):
+        self.metrics = Metrics(folder)
+        self.returns: deque[float] = deque(maxlen=100)
+        self.step = 0
+        self.first: tuple[int, float] | None = None
+        self.last = (0, 0.0)
+
+    def update(self) -> None:
+        for step, seconds, tag, value in self.metrics.new():
+            if tag.startswith("eval/"):  # counts episodes, not steps
+                continue
+            self.first = self.first or (step, seconds)
+            self.last = (step, seconds)
+            if tag.startswith(RETURN):
+                self.returns.append(value)
+
+    @property
+    def done(self) -> float | None:
+        return min(1.0, self.last[0] / self.metrics.total) if self.metrics.total else None
+
+    @property
+    def mean_return(self) -> float | None:
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        if self.first is None or not self.metrics.total or self.last[0] <= self.first[0]:
+            return None
+        speed = (self.last[0] - self.first[0]) / max(self.last[1] - self.first[1], 1e-9)
+        return max(0.0, (self.metrics.total - self.last[0]) / speed)

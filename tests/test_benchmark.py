@@ -1,0 +1,343 @@
+"""The benchmark tool on real runs: failures, retries, what is missing, and each of its backends."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cleanrl_utils import benchmark, clusters, jobs
+from cleanrl_utils.jobs import Command, Job
+
+ROOT = Path(__file__).resolve().parent.parent
+PPO = f"python {ROOT}/cleanrl/ppo.py --cuda False --total-timesteps 2048"
+
+
+def call(*flags: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "cleanrl_utils.benchmark", *flags]
+    env = {**os.environ, **variables}
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+
+
+def finished_runs(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("runs/*/finished.json"))
+
+
+def the_log(folder: Path, name: str) -> str:
+    (path,) = folder.glob(f"runs/.benchmark/{name}__*/log.txt")
+    return path.read_text()
+
+
+def test_a_crash_is_reported_a_kill_is_survived_and_a_second_call_does_the_rest(
+    tmp_path: Path,
+) -> None:
+    flags = ["--env-ids", "CartPole-v1", "faulty:Crash-v0", "faulty:KilledOnce-v0"]
+    flags += ["--command", PPO, "--num-seeds", "1", "--workers", "2", "--tags", "pr-1", "mine"]
+    env = {"FAULTY_MARKER": str(tmp_path / "killed"), "WANDB_TAGS": ""}
+    first = call(*flags, cwd=tmp_path, **env)
+    said = first.stdout + first.stderr
+    assert first.returncode == 1, said
+    assert "1 of 3 runs failed: Crash-v0__ppo__1" in first.stderr
+    assert "RuntimeError: the environment broke" in first.stdout  # its last lines
+    assert "KilledOnce-v0__ppo__1: killed by SIGKILL" in first.stdout
+    assert (tmp_path / "killed").exists()
+    # the killed one went on where it was, in its own folder, and is whole
+    assert "resumes at step" in the_log(tmp_path, "KilledOnce-v0__ppo__1")
+    runs = finished_runs(tmp_path)
+    assert [path.name.split("__")[0] for path in runs] == ["CartPole-v1", "KilledOnce-v0"]
+    steps = [line.split(",")[0] for line in (runs[1] / "metrics.csv").read_text().splitlines()]
+    assert [int(step) for step in steps[1:]] == sorted(int(step) for step in steps[1:])
+    tags = json.loads((runs[0] / "run.json").read_text())["tags"]
+    assert tags[:2] == ["pr-1", "mine"] and len(set(tags)) == len(tags)
+    # the crashing one was tried twice, from one folder
+    assert the_log(tmp_path, "Crash-v0__ppo__1").count("$ ") == 2
+
+    mended = call(*flags, cwd=tmp_path, **env, FAULTY_AFTER="100000")
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    assert "2 of 3 runs are finished already" in mended.stdout
+    assert "Crash-v0__ppo__1 finished" in mended.stdout and "CartPole-v1__ppo__1 starts" not in (
+        mended.stdout
+    )
+    assert set(runs) < set(finished_runs(tmp_path)) and len(finished_runs(tmp_path)) == 3
+    nothing = call(*flags, cwd=tmp_path, **env)
+    assert nothing.returncode == 0 and "3 of 3 runs are finished already" in nothing.stdout
+
+
+def test_the_documented_command_runs_as_typed(tmp_path: Path) -> None:
+    """With poetry, --cuda False, --track without a login, --capture-video and xvfb-run."""
+    (tmp_path / "cleanrl").symlink_to(ROOT / "cleanrl")
+    tail = "--cuda False --track --capture-video --total-timesteps 512"
+    words = [sys.executable, "-m", "cleanrl_utils.benchmark", "--env-ids", "CartPole-v1"]
+    words += ["--command", f"poetry run python cleanrl/ppo.py {tail}"]
+    words += ["--num-seeds", "1", "--workers", "5"]
+    words = (["xvfb-run", "-a"] if shutil.which("xvfb-run") else []) + words
+    env = {k: v for k, v in os.environ.items() if k not in ("WANDB_MODE", "WANDB_API_KEY")}
+    env |= {"HOME": str(tmp_path), "PATH": os.path.dirname(sys.executable) + ":/usr/bin:/bin"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "poetry is not installed: 'poetry run' left out" in done.stdout
+    assert "tracked offline" in done.stdout
+    (run,) = finished_runs(tmp_path)
+    assert list(run.glob("wandb/offline-run-*")), "no offline W&B files"
+    assert list(tmp_path.glob("videos/*/*.mp4")), "no video"
+
+
+def test_workers_0_prints_the_commands_seed_by_seed(capsys: pytest.CaptureFixture) -> None:
+    assert benchmark.main(["--env-ids", "A-v1", "B-v1", "--command", PPO, "--num-seeds", "2"]) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    pairs = [("A-v1", "1"), ("B-v1", "1"), ("A-v1", "2"), ("B-v1", "2")]
+    assert [tuple(words[-3::2]) for words in lines] == pairs
+    assert lines[0][:2] == [sys.executable, f"{ROOT}/cleanrl/ppo.py"]
+
+
+def test_a_job_is_its_command_environment_and_seed(tmp_path: Path) -> None:
+    one = Job(Command(f"poetry run {PPO}"), "CartPole-v1", 1)
+    assert one.home == Job(Command(PPO), "CartPole-v1", 1).home, (
+        "how Python is reached is no matter"
+    )
+    others = [Job(Command(PPO), "CartPole-v1", 2), Job(Command(PPO), "Acrobot-v1", 1)]
+    others.append(Job(Command(PPO + " --gamma 0.9"), "CartPole-v1", 1))
+    assert len({one.home, *(job.home for job in others)}) == 4
+    command = Command("MUJOCO_GL=egl python x.py --runs_dir=elsewhere")
+    assert command.variables == {"MUJOCO_GL": "egl"}
+    assert Job(command, None, 1).home.parts[0] == "elsewhere"
+
+
+def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    for flags in (["--wokers", "2"], ["--command", "python 'x"], ["--command", "no-such-program"]):
+        with pytest.raises(SystemExit) as stop:
+            benchmark.main(flags)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_one_threads_each_and_gpus_are_spread() -> None:
+    assert jobs.environment()["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    name = "CUDA_VISIBLE_DEVICES"
+    slots = [benchmark.gpus_of(slot, ["0", "1"], None) for slot in range(3)]
+    assert slots == [{name: "0"}, {name: "1"}, {name: "0"}]
+    assert benchmark.gpus_of(1, ["0", "1", "2", "3"], 2) == {name: "2,3"}
+    assert benchmark.gpus_of(1, ["0"], None) == benchmark.gpus_of(1, ["0", "1"], 0) == {}
+
+
+def test_a_job_is_never_run_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock belongs to the process itself: it outlives whoever started it."""
+    monkeypatch.chdir(tmp_path)
+    job = Job(Command("sleep 30"), None, 1)
+    lock = job.claim()
+    process = jobs.Process(["sleep", "30"], os.environ, job.log, lock)
+    assert job.claim() is None
+    jobs.stop([process])
+    assert process.poll() == -signal.SIGTERM
+    again = job.claim()
+    assert again is not None
+    os.close(again)
+
+
+# -- Ray ------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def test_ray_runs_and_names_what_failed(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    port = free_port()
+    temp = tempfile.mkdtemp(prefix="ray")  # a short path: Ray puts sockets there
+    flags = ["--env-ids", "CartPole-v1", "faulty:Crash-v0", "--command", PPO, "--num-seeds", "1"]
+    flags += ["--workers", "2", "--backend", "ray", "--retries", "0"]
+    flags += ["--ray-address", f"127.0.0.1:{port}"]
+    head = f"ray start --head --block --node-ip-address=127.0.0.1 --port={port} --num-cpus=2"
+    head += f" --include-dashboard=false --object-store-memory=100000000 --temp-dir={temp}"
+    python = shlex.quote(sys.executable)
+    script = f"""
+    {os.path.dirname(sys.executable)}/{head} > ray.txt 2>&1 &
+    head=$!
+    trap 'kill $head; wait $head' EXIT
+    for i in $(seq 60); do grep -q "Ray runtime started" ray.txt && break; sleep 0.5; done
+    {python} -m cleanrl_utils.benchmark {shlex.join(flags)}
+    """
+    words = ["bash", "-c", script]
+    # Ray listens on every interface: where we may, give it a network of its own.
+    alone = ["unshare", "--net", "bash", "-c", 'ip link set lo up && exec bash -c "$0"', script]
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0:
+        words = alone
+    env = {**os.environ, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+        )
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert "CartPole-v1__ppo__1 finished" in done.stdout, said
+    assert "1 of 2 runs failed: Crash-v0__ppo__1" in done.stderr, said
+    assert "RuntimeError: the environment broke" in done.stdout, said
+    assert len(finished_runs(tmp_path)) == 1
+
+
+def test_a_ray_cluster_that_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    address = f"127.0.0.1:{free_port()}"
+    flags = ["--command", PPO, "--workers", "1", "--backend", "ray", "--ray-address", address]
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(flags)
+    assert stop.value.code == 2 and "nobody answers there" in capsys.readouterr().err
+
+
+# -- Slurm ----------------------------------------------------------------------------------------
+
+SLURM_CONF = """
+ClusterName=local
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={home}/munge/socket,cred_expire=5
+CredType=cred/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,batch_sched_delay=0
+ReturnToService=2
+JobRequeue=1
+MinJobAge=600
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/slurmd.pid
+SlurmctldLogFile={home}/slurmctld.log
+SlurmdLogFile={home}/slurmd.log
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool
+SlurmctldPort={port}
+SlurmdPort={port_d}
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=1000 State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Slurm of one node, with an authentication daemon of its own."""
+    programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+    missing = [name for name in programs if not shutil.which(name)]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"a Slurm for the test needs root and {missing or 'nothing else'}")
+    home = Path(tempfile.mkdtemp(prefix="slurm"))
+    home.chmod(0o755)
+    for name in ("munge", "state", "spool"):
+        (home / name).mkdir(mode=0o755)
+    key = home / "munge" / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    conf = home / "slurm.conf"
+    values = dict(host=socket.gethostname(), home=home, cpus=os.cpu_count())
+    conf.write_text(SLURM_CONF.format(port=free_port(), port_d=free_port(), **values))
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    files = [f"--{n}-file={home}/munge/{n}" for n in ("key", "pid", "log", "seed")]
+    subprocess.run(["munged", f"--socket={home}/munge/socket", *files], check=True)
+    subprocess.run(["slurmctld", "-f", str(conf)], check=True)
+    subprocess.run(["slurmd", "-f", str(conf)], check=True)
+    try:
+        for _ in range(100):
+            state = subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True)
+            if state.stdout.strip() == "idle":
+                break
+            time.sleep(0.2)
+        else:
+            pytest.fail(f"Slurm did not start: {(home / 'slurmctld.log').read_text()[-2000:]}")
+        yield home
+    finally:
+        subprocess.run(["scancel", "--user=root", "--full"], capture_output=True)
+        for name in ("slurmd.pid", "slurmctld.pid", "munge/pid"):
+            if (home / name).exists():
+                os.kill(int((home / name).read_text()), signal.SIGTERM)
+        time.sleep(1)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None:
+    flags = ["--env-ids", "CartPole-v1", "faulty:Crash-v0", "--num-seeds", "1", "--workers", "2"]
+    flags += ["--command", PPO.replace("2048", "16384"), "--retries", "0", "--backend", "slurm"]
+    flags += ["--slurm-gpus-per-task", "0", "--slurm-ntasks", "1", "--slurm-nodes", "1"]
+    flags += ["--slurm-total-cpus", "1"]
+    sent = call(*flags, cwd=tmp_path)
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    number = sent.stdout.partition("as Slurm job ")[2].partition(";")[0]
+    checkpoint = ".benchmark/../CartPole-v1__ppo__1__*/checkpoint.safetensors"
+    for _ in range(600):
+        if list(tmp_path.glob(f"runs/{checkpoint}")):
+            break
+        time.sleep(0.1)
+    done = subprocess.run(["scontrol", "requeue", f"{number}_0"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    waited = call(*flags, "--wait", cwd=tmp_path)
+    said = waited.stdout + waited.stderr
+    assert "runs are in the queue already" in said
+    assert waited.returncode == 1, said
+    assert "1 of 2 runs failed: Crash-v0__ppo__1" in waited.stderr, said
+    log = the_log(tmp_path, "CartPole-v1__ppo__1")
+    assert log.count("$ ") == 2 and "resumes at step" in log
+    assert len(finished_runs(tmp_path)) == 1
+
+
+def test_the_slurm_script_follows_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        "--env-ids",
+        "A-v1",
+        "B-v1",
+        "--command",
+        PPO,
+        "--num-seeds",
+        "3",
+        "--backend",
+        "slurm",
+    ]
+    assert benchmark.main([*flags, "--slurm-ntasks", "2", "--slurm-total-cpus", "8"]) == 0
+    script = capsys.readouterr().out
+    for line in ("--array=0-2", "--ntasks=2", "--cpus-per-task=4", "--gpus-per-task=1"):
+        assert f"#SBATCH {line}\n" in script
+    assert "--nodes" not in script
+    own = tmp_path / "own.slurm_template"
+    own.write_text(
+        "#!/bin/bash\n#SBATCH --array={{array}}\n#SBATCH -G {{gpus_per_task}}\n{{job}}\n"
+    )
+    flags = flags[:-2] + ["--slurm-template-path", str(own), "--slurm-gpus-per-task", "0"]
+    assert benchmark.main(flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["#!/bin/bash", "#SBATCH --array=0-5"]
+    assert "--index slurm" in lines[2] and "SBATCH -G" not in "\n".join(lines)
+    assert clusters.as_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+def test_the_number_of_a_run_comes_from_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = benchmark.BenchmarkArgs(slurm_ntasks=2)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("AWS_BATCH_JOB_ARRAY_INDEX", "5")
+    assert benchmark.number_of("slurm", args) == 7
+    assert benchmark.number_of("aws-batch", args) == 5
+    assert benchmark.number_of("4", args) == 4
