@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,9 +11,10 @@ from torch import Tensor
 class CudaGraph:
     """`function` on tensors of fixed shapes, captured on its fourth call and replayed ever after.
 
-    The first calls run eagerly (on a side stream, as capture asks for), so that lazy initialisation,
-    the optimiser's state among it, is over by then; they are real calls, nothing is done twice.
-    Arguments are copied into the graph's own tensors; what the function closes over is used in place.
+    The first calls run eagerly (on a side stream, as capture asks for), so that lazy
+    initialisation, the optimiser's state among it, is over by then; they are real calls, nothing
+    is done twice. Arguments are copied into the graph's own tensors; what the function closes over
+    is used in place.
     """
 
     WARM_UP = 3
@@ -56,3 +58,28 @@ def copy_of(outputs: Any) -> Any:
     if isinstance(outputs, tuple | list):
         return type(outputs)(copy_of(x) for x in outputs)
     return outputs
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """What environments gave, for networks: float64 as float32. Never waits for the GPU's work."""
+    x = torch.as_tensor(array, dtype=torch.float32 if array.dtype == np.float64 else None)
+    # Pinned memory comes from a cache, which gives it out again only when the copy is over.
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+
+
+class ToHost:
+    """A tensor on its way to the host: `numpy()` waits for it, but not for work started since.
+
+    So a GPU may choose actions, then learn, while the CPU already steps the environments.
+    """
+
+    def __init__(self, x: Tensor):
+        self.x = x.to("cpu", non_blocking=True)  # pinned, if x is on a GPU
+        self.arrived = torch.cuda.Event() if x.is_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def numpy(self) -> np.ndarray:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.x.numpy()
