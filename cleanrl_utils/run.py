@@ -175,6 +175,7 @@ class Run:
 
         graphs = self.device.type == "cuda" and self.args.cudagraphs
         if self.args.compile:
+            torch._inductor.config.fallback_random = True  # the random numbers of eager mode
             function = torch.compile(function)
         if sample is None:
             return CudaGraph(function) if graphs else function
@@ -360,6 +361,7 @@ def choose_device(args: Any) -> Any:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it
     return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
 
