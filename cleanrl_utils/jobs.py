@@ -220,6 +220,8 @@ class Process:
         return self.popen.poll()
 
     def signal(self, number: int) -> None:
+        if self.popen.poll() is not None:  # its number may be somebody else's by now
+            return
         try:
             if os.name == "posix":
                 os.killpg(self.popen.pid, number)

@@ -269,6 +269,10 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield home
     finally:
         subprocess.run(["scancel", "--user=root", "--full"], capture_output=True)
+        for _ in range(100):  # its helpers end by telling slurmd, which must still be there
+            if not subprocess.run(["squeue", "-h"], capture_output=True).stdout.strip():
+                break
+            time.sleep(0.2)
         for name in ("slurmd.pid", "slurmctld.pid", "munge/pid"):
             if (home / name).exists():
                 os.kill(int((home / name).read_text()), signal.SIGTERM)

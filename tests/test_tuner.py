@@ -1,0 +1,164 @@
+"""The tuner on real runs: every value arrives, runs are pruned while they train, studies go on."""
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+optuna = pytest.importorskip("optuna")
+
+from optuna.trial import TrialState  # noqa: E402
+
+from cleanrl_utils import tuner as tuner_module  # noqa: E402
+from cleanrl_utils.tuner import RunFailed, Tuner, as_flags, check_settings  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_tuner(params_fn: Any, **changes: Any) -> Tuner:
+    settings = dict(
+        script=str(ROOT / "cleanrl/ppo.py"),
+        metric="charts/episodic_return",
+        metric_last_n_average_window=50,
+        target_scores={"CartPole-v1": [0, 500]},
+        params_fn=params_fn,
+        study_name="test",
+    )
+    return Tuner(**(settings | changes))
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """As typed in the documentation, with less work; two trials side by side."""
+    tuner = Tuner(
+        script=str(ROOT / "cleanrl/ppo.py"),
+        metric="charts/episodic_return",
+        metric_last_n_average_window=50,
+        direction="maximize",
+        aggregation_type="average",
+        target_scores={
+            "CartPole-v1": [0, 500],
+            "Acrobot-v1": [-500, 0],
+        },
+        params_fn=lambda trial: {
+            "learning-rate": trial.suggest_loguniform("learning-rate", 0.0003, 0.003),
+            "num-minibatches": trial.suggest_categorical("num-minibatches", [1, 2, 4]),
+            "update-epochs": trial.suggest_categorical("update-epochs", [1, 2, 4, 8]),
+            "num-steps": trial.suggest_categorical("num-steps", [16, 32, 64, 128]),
+            "vf-coef": trial.suggest_uniform("vf-coef", 0, 5),
+            "max-grad-norm": trial.suggest_uniform("max-grad-norm", 0, 5),
+            "total-timesteps": 2560,
+            "checkpoints": 0,
+        },
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+        sampler=optuna.samplers.TPESampler(),
+        study_name="example",
+        workers=2,
+    )
+    study = tuner.tune(num_trials=2, num_seeds=1)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 2
+    assert study.trials[1].datetime_start < study.trials[0].datetime_complete, "not side by side"
+    for trial in study.trials:
+        records = list(tmp_path.glob(f"runs/example/trial_{trial.number:04}/*/run.json"))
+        assert len(records) == 2
+        for path in records:
+            used = json.loads(path.read_text())["args"]
+            for name, value in trial.params.items():
+                assert used[name.replace("-", "_")] == value, name
+        returns = [final_return(path.parent) for path in sorted(records)]  # Acrobot, CartPole
+        assert trial.value == pytest.approx(((returns[0] + 500) / 500 + returns[1] / 500) / 2)
+        assert 2560 - 512 <= trial.user_attrs["steps"] / 2 <= 2560
+    said = capsys.readouterr().out
+    (command,) = [line for line in said.splitlines() if "cleanrl_utils.benchmark" in line]
+    words = shlex.split(command)
+    inner = shlex.split(words[words.index("--command") + 1])
+    assert f"--learning-rate={study.best_params['learning-rate']}" in inner
+    page = (tmp_path / "runs/example/report.html").read_text()
+    assert page.count("plotly.js v") == 1 and page.count('class="plotly-graph-div"') >= 4
+    # the same call again has nothing left to do
+    again = make_tuner(tuner.params_fn, study_name="example").tune(num_trials=2, num_seeds=1)
+    assert len(again.trials) == 2
+
+
+def final_return(folder: Path) -> float:
+    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    values = [float(row[3]) for row in rows if row[2] == "charts/episodic_return"]
+    return sum(values[-50:]) / len(values[-50:])
+
+
+def test_a_run_is_pruned_while_it_trains(tmp_path: Path) -> None:
+    hopeless = optuna.pruners.ThresholdPruner(lower=10.0)
+    params = {"total-timesteps": 400_000, "checkpoints": 0}
+    study = make_tuner(lambda trial: params, pruner=hopeless).tune(num_trials=1, num_seeds=2)
+    (trial,) = study.trials
+    assert trial.state == TrialState.PRUNED
+    assert list(trial.intermediate_values) == [1]
+    assert 40_000 <= trial.user_attrs["steps"] < 200_000, "one tenth, and what came until we looked"
+    (run,) = tmp_path.glob("runs/test/trial_0000/*/run.json")
+    assert not (run.parent / "finished.json").exists()
+
+
+def test_a_failed_run_is_a_failed_trial(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def crash(trial: Any) -> dict[str, Any]:
+        trial.suggest_float("learning-rate", 1e-4, 1e-3)
+        return {"no-such-flag": 1}
+
+    with pytest.raises(SystemExit, match="every trial failed"):
+        make_tuner(crash).tune(num_trials=5, num_seeds=1)
+    study = optuna.load_study(study_name="test", storage="sqlite:///cleanrl_hpopt.db")
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL] * tuner_module.GIVE_UP
+    assert "--no-such-flag is not a flag" in study.trials[0].user_attrs["error"]
+    assert all(trial.value is None for trial in study.trials)
+
+
+def test_a_value_that_did_not_arrive_is_a_failure(tmp_path: Path) -> None:
+    record = {"args": {"learning_rate": 0.25, "anneal_lr": False, "ids": [0, 1]}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    check_settings({"learning-rate": 0.25, "anneal-lr": False, "ids": (0, 1)}, tmp_path)
+    for params in ({"learning-rate": 0.5}, {"anneal-lr": True}, {"ids": [0]}, {"gamma": 1.0}):
+        with pytest.raises(RunFailed):
+            check_settings(params, tmp_path)
+
+
+def test_settings_become_flags() -> None:
+    params = {"learning-rate": 1e-05, "anneal_lr": False, "target-kl": None, "device-ids": [0, 1]}
+    words = ["--learning-rate=1e-05", "--anneal-lr=False", "--target-kl=None"]
+    assert as_flags(params) == [*words, "--device-ids", "0", "1"]
+    code = "import sys; from cleanrl.ppo import *; print(parse_args(Args, sys.argv[1:]))"
+    flags = [sys.executable, "-c", code, *words]
+    done = subprocess.run(flags, capture_output=True, text=True, check=True)
+    assert "learning_rate=1e-05" in done.stdout and "anneal_lr=False" in done.stdout
+    assert "target_kl=None" in done.stdout
+
+
+def test_trials_of_a_tuner_that_was_killed_are_queued_again() -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    tuner = make_tuner(lambda trial: {"gamma": trial.suggest_float("gamma", 0.9, 0.99)})
+    lost = tuner.study.ask()
+    tuner.params_fn(lost)
+    lost.set_user_attr("process", [socket.gethostname(), dead.pid])
+    elsewhere = tuner.study.ask()
+    elsewhere.set_user_attr("process", ["another-machine", dead.pid])
+    tuner.bury_dead_trials()
+    states = [trial.state for trial in tuner.study.trials]
+    assert states == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
+    assert tuner.params_fn(tuner.study.ask()) == {"gamma": lost.params["gamma"]}
+
+
+def test_scores_are_joined_as_asked() -> None:
+    tasks = {"A-v0": [0, 10], "B-v0": [-5, 5]}
+    tuner = make_tuner(dict, target_scores=tasks, aggregation_type="min")
+    assert tuner.score([100.0] + [5.0] * 50, "A-v0") == 0.5  # the last 50 only
+    assert tuner.join([[0.5, 0.2], [0.9, 1.0]]) == pytest.approx((0.2 + 0.9) / 2)
+    with pytest.raises(SystemExit):
+        make_tuner(dict, target_scores={"A-v0": None, "B-v0": [0, 1]})
