@@ -127,6 +127,18 @@ class _Replay:
 
     def insert(self) -> None:
         """Second half of `add`, on the device alone: the staged step enters the memory."""
+        if self.on_cpu:
+            return self._insert()
+        import torch
+
+        # Torch's deterministic mode would sort the rows before it writes them, for 2 to 4 times the
+        # cost. They differ anyway, all but the one beyond the capacity, which nobody reads.
+        mode = torch.get_deterministic_debug_mode()
+        torch.set_deterministic_debug_mode("default")
+        self._insert()
+        torch.set_deterministic_debug_mode(mode)
+
+    def _insert(self) -> None:
         raise NotImplementedError
 
     def _draw(self, batch_size: int, size: Any) -> Tensor:
@@ -195,7 +207,7 @@ class ReplayBuffer(_Replay):
         taking it from there saves a second copy to the GPU."""
         return Batch(*self._unpack(self.pages["page"][:, :-1]))
 
-    def insert(self) -> None:
+    def _insert(self) -> None:
         at, n = self.at, self.num_envs
         real = at.page[:, -1]
         if self.on_cpu and np.count_nonzero(real) == n:  # as on most turns: one slice
@@ -272,7 +284,7 @@ class FrameReplayBuffer(_Replay):
     def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
         super().stage(obs[:, -1], next_obs[:, -1], *rest)
 
-    def insert(self) -> None:
+    def _insert(self) -> None:
         at = self.at
         now = self._enter_turn()
         before, after = (now - self.num_envs) % self.capacity, (now + self.num_envs) % self.capacity

@@ -309,6 +309,18 @@ def test_import_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_deterministic_mode_is_left_as_it_was() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        buffer = ReplayBuffer(10, VECTOR, CONTROL)
+        as_on_gpu(buffer)
+        fill(buffer, Episodes(1), 3)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind,space", [(ReplayBuffer, VECTOR), (FrameReplayBuffer, FRAMES)])
 def test_cuda_graphs_hold_insert_and_sample(kind: type, space: Box) -> None:
