@@ -1,0 +1,240 @@
+"""Deep Deterministic Policy Gradient (DDPG) for vector observations and continuous actions.
+
+    python cleanrl/ddpg_continuous_action.py --env-id HalfCheetah-v4
+
+Paper: https://arxiv.org/abs/1509.02971. Every detail with its reason: docs/rl-algorithms/ddpg.md
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.buffers import ReplayBuffer, make_memory
+from cleanrl_utils.envs import make, require_spaces
+from cleanrl_utils.graphs import ToHost, to_device
+from cleanrl_utils.metrics import Means
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "Hopper-v4"
+    """id of the environment; a package's own environment as module:Id"""
+    total_timesteps: int = 1_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 3e-4
+    """learning rate of Adam, for policy and critic"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay memory holds"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the replay memory is; auto: where the networks are, if there is room"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 0.005
+    """how far the target networks move towards the networks each time"""
+    batch_size: int = 256
+    """transitions of a gradient step"""
+    exploration_noise: float = 0.1
+    """standard deviation of the noise on actions, as a part of half their range"""
+    learning_starts: int = 25_000
+    """steps, with random actions, before the first gradient step"""
+    policy_frequency: int = 2
+    """steps between two updates of the policy and of the target networks"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        starts = self.num_envs  # the first gradient step needs something to learn from
+        require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+
+
+# same as ppo.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+class Actor(nn.Module):
+    """A deterministic policy; each dimension of an action has bounds of its own."""
+
+    def __init__(self, envs: gym.vector.VectorEnv, exploration_noise: float = 0.0):
+        super().__init__()
+        space, width = envs.single_action_space, 256
+        self.network = nn.Sequential(
+            nn.Linear(envs.single_observation_space.shape[0], width),
+            nn.ReLU(inplace=True),
+            nn.Linear(width, width),
+            nn.ReLU(inplace=True),
+            nn.Linear(width, space.shape[0]),
+            nn.Tanh(),
+        )
+        self.exploration_noise = exploration_noise
+        low, high = torch.tensor(space.low), torch.tensor(space.high)
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
+        self.register_buffer("scale", (high - low) / 2)
+        self.register_buffer("bias", (high + low) / 2)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.network(obs) * self.scale + self.bias
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        actions = self(obs)
+        if not greedy:  # noise of its own for each environment
+            noise = self.exploration_noise * torch.randn_like(actions)
+            actions = actions + noise * self.scale
+        return actions.clamp(self.low, self.high)
+
+
+class Critic(nn.Module):
+    """The Q-function."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        num_obs, num_actions = envs.single_observation_space.shape, envs.single_action_space.shape
+        self.network = nn.Sequential(
+            nn.Linear(num_obs[0] + num_actions[0], 256),
+            nn.ReLU(inplace=True),
+            nn.Linear(256, 256),
+            nn.ReLU(inplace=True),
+            nn.Linear(256, 1),
+        )
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        return self.network(torch.cat([obs, actions], -1)).squeeze(-1)
+
+
+class Agent(nn.Module):
+    """Everything that learns, and the slow copies that targets are computed with."""
+
+    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
+        super().__init__()
+        self.actor, self.critic = Actor(envs, args.exploration_noise), Critic(envs)
+        self.target_actor = deepcopy(self.actor).requires_grad_(False)
+        self.target_critic = deepcopy(self.critic).requires_grad_(False)
+
+
+def descend(loss: Tensor, optimizer: optim.Optimizer) -> None:
+    """One step down the loss for the optimizer's own parameters, whatever else it depends on."""
+    optimizer.zero_grad()
+    loss.backward(inputs=[x for group in optimizer.param_groups for x in group["params"]])
+    optimizer.step()
+
+
+@torch.no_grad()
+def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """target = tau * network + (1 - tau) * target, all parameters at once"""
+    torch._foreach_lerp_(list(target_network.parameters()), list(network.parameters()), tau)
+
+
+def update_critic(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
+    """One gradient step of the critic; returns its mean value and its loss."""
+    obs, next_obs, actions, rewards, terminated = batch
+    with torch.no_grad():
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        next_q = agent.target_critic(next_obs, agent.target_actor(next_obs))
+        targets = rewards + args.gamma * (1 - terminated) * next_q
+    q = agent.critic(obs, actions)
+    loss = F.mse_loss(q, targets)
+    descend(loss, optimizer)
+    return torch.stack([q.mean(), loss]).detach()
+
+
+def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
+    """One gradient step of the policy, then the targets follow; returns the policy's loss."""
+    obs = batch[0]
+    loss = -agent.critic(obs, agent.actor(obs)).mean()
+    descend(loss, optimizer)
+    update_target(agent.actor, agent.target_actor, args.tau)
+    update_target(agent.critic, agent.target_critic, args.tau)
+    return loss.detach().unsqueeze(0)
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py")
+    bounded = envs.single_action_space.is_bounded()
+    require(
+        bounded, f"--env-id {args.env_id}: its actions have no bounds: use rpo_continuous_action.py"
+    )
+
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    agent = Agent(envs, args).to(device)
+    adam = dict(lr=args.learning_rate, fused=True, capturable=device.type == "cuda")
+    q_optimizer = optim.Adam(agent.critic.parameters(), **adam)
+    policy_optimizer = optim.Adam(agent.actor.parameters(), **adam)
+    memory = make_memory(ReplayBuffer, envs, args, device)
+    sample = partial(memory.sample, args.batch_size)
+    policy = run.accelerate(torch.no_grad()(partial(agent.actor.act, greedy=False)))
+    learn_q = run.accelerate(partial(update_critic, agent, q_optimizer, args), sample)
+    learn_policy = run.accelerate(partial(update_policy, agent, policy_optimizer, args), sample)
+    q_losses = Means("losses/qf1_values", "losses/qf1_loss")
+    policy_losses = Means("losses/actor_loss")
+    rng = np.random.default_rng(args.seed)
+
+    learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
+    logs = dict(q_losses=q_losses, policy_losses=policy_losses)
+    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng)
+    for turn in range(start, args.num_turns):
+        if run.boundary(turn):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, dtype=bool)
+
+        # Act: at random at first. The GPU is told, but not waited for yet.
+        if turn * args.num_envs < args.learning_starts:
+            low, high = envs.action_space.low, envs.action_space.high
+            actions = ToHost(torch.tensor(rng.uniform(low, high), dtype=torch.float32))
+        else:
+            actions = ToHost(policy(to_device(obs, device)))
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            if global_step > args.learning_starts:
+                q_losses.add(learn_q())
+                if global_step % args.policy_frequency == 0:
+                    policy_losses.add(learn_policy())
+            if global_step % 100 == 0:
+                run.log(q_losses.take() | policy_losses.take(), global_step)
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions.numpy())
+        memory.add(obs, next_obs, actions.numpy(), rewards, terminated, ~ended)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        run.evaluate(agent.actor, global_step)
+
+    envs.close()
+    run.finish(agent.actor)
