@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
@@ -189,7 +190,7 @@ if __name__ == "__main__":
     # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
     actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
-    rewards, terminated, done, real = torch.zeros(4, args.num_steps, args.num_envs)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
 
     start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
     for iteration in range(start, args.num_iterations):
@@ -197,7 +198,7 @@ if __name__ == "__main__":
             envs.close()
             envs = make_envs(args, run.name)
             next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = torch.zeros(args.num_envs, dtype=torch.bool)
+            ended = np.zeros(args.num_envs, bool)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
@@ -206,15 +207,15 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(next_obs)
             actions[step] = sample(obs[step])
-            real[step] = ~ended  # the step after an episode's end only resets
             next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            rewards[step], terminated[step] = torch.as_tensor(reward), torch.as_tensor(term)
-            done[step] = ended = torch.as_tensor(term | trunc)
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
         obs[-1] = torch.as_tensor(next_obs)
 
         # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():
             logprobs, _, _ = agent.get_logprob_entropy_value(obs[:-1], actions)
             values = agent.get_value(obs).cpu()  # small and sequential: advantages are CPU work
@@ -225,8 +226,8 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn(*minibatch) for minibatch in minibatches]
             if args.target_kl is not None and losses[-1][4] > args.target_kl:
                 break
 
