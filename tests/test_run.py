@@ -115,8 +115,9 @@ def test_every_flag_is_explained(capsys) -> None:
 # -- kill and resume ----------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(600)
 def test_killed_five_times_and_resumed_ends_in_the_same_bytes(tmp_path: Path) -> None:
-    flags = [*SHORT, "--total-timesteps", "40960", "--checkpoints", "8"]
+    flags = [*SHORT, "--total-timesteps", "20480", "--checkpoints", "8"]
     whole = run_ppo(*flags, "--runs-dir", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     moment = random.Random(0)
@@ -127,7 +128,7 @@ def test_killed_five_times_and_resumed_ends_in_the_same_bytes(tmp_path: Path) ->
         while folder is None or not (folder / "metrics.csv").exists():
             folder = next((path.parent for path in tmp_path.glob("killed/*/run.json")), None)
             time.sleep(0.02)
-        time.sleep(moment.uniform(0, 0.8))
+        time.sleep(moment.uniform(0, 0.6))
         child.send_signal(signal.SIGKILL)
         if child.wait() == 0:  # it was faster than us
             break
@@ -305,7 +306,7 @@ def test_ctrl_c_in_python_i_leaves_the_variables_to_look_at(tmp_path: Path) -> N
         assert child.poll() is None, child.communicate()
     child.send_signal(signal.SIGINT)
     look = "print(advantages.shape, rewards.shape, args.num_envs, float(pg_loss) + float(v_loss) != 0, agent.actor[0].weight.grad is not None)\n"
-    out, err = child.communicate(look, timeout=60)
+    out, err = child.communicate(look, timeout=200)
     assert "torch.Size([128, 4]) torch.Size([128, 4]) 4 True True" in out, err
 
 
@@ -371,6 +372,6 @@ def test_compiled_and_eager_updates_agree(train) -> None:
 
 
 def test_cartpole_is_solved(train) -> None:
-    done = train("ppo", "--total-timesteps 200000 --save-model --num-envs 8")
+    done = train("ppo", "--total-timesteps 100000 --save-model --learning-rate 0.001")
     summary = json.loads((done.folder / "finished.json").read_text())
     assert np.mean(summary["eval_returns"]) >= 475
