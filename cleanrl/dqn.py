@@ -85,17 +85,13 @@ def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
     return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
-class QNetwork(nn.Module):
+class QNetwork(nn.Sequential):
     """The value of every action."""
 
     def __init__(self, envs: gym.vector.VectorEnv):
-        super().__init__()
         num_obs, num_actions = envs.single_observation_space.shape[0], envs.single_action_space.n
-        hidden = [nn.Linear(num_obs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
-        self.network = nn.Sequential(*hidden, nn.Linear(84, num_actions))
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return self.network(obs)
+        first, second = nn.Linear(num_obs, 120), nn.Linear(120, 84)
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(84, num_actions))
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         return self(obs).argmax(-1)  # exploration is the training loop's
@@ -146,11 +142,12 @@ if __name__ == "__main__":
     adam = dict(fused=True, capturable=device.type == "cuda")
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     memory = make_memory(ReplayBuffer, envs, args, device)
-    policy = run.accelerate(torch.no_grad()(q_network.act))
+    q_values = run.inference(q_network)
     sample = partial(memory.sample, args.batch_size)
     learn = run.accelerate(partial(update, q_network, target_network, optimizer, args), sample)
     losses = Means("losses/td_loss", "losses/q_values")
     rng = np.random.default_rng(args.seed)
+    actions = np.zeros(args.num_envs, dtype=np.int64)
 
     networks = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
     start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng)
@@ -165,10 +162,10 @@ if __name__ == "__main__":
         explored = args.exploration_fraction * args.total_timesteps
         epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
-        actions = rng.integers(envs.single_action_space.n, size=args.num_envs)
         if not explore.all():
-            greedy = policy(torch.as_tensor(obs, dtype=torch.float32, device=device))
-            actions = np.where(explore, actions, greedy.cpu().numpy())
+            actions[:] = q_values(obs).argmax(-1)
+        if explore.any():
+            actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.

@@ -185,6 +185,17 @@ class Run:
         moved = CudaGraph(function) if graphs else function
         return lambda: moved(*sample().to(self.device))
 
+    def inference(self, network: Callable) -> Callable[[np.ndarray], np.ndarray]:
+        """What `network` says to observations, NumPy in and out, as fast as the device allows."""
+        import torch
+
+        from cleanrl_utils.inference import in_numpy, on_device
+
+        forward = self.accelerate(torch.no_grad()(lambda obs: network(obs)))
+        asked = on_device(forward, self.device)
+        plain = self.device.type == "cpu" and not self.args.compile
+        return in_numpy(network, otherwise=asked) if plain else asked
+
     def finish(self, agent: Any) -> None:
         """The end: save, evaluate and share the model as the flags ask, and close everything."""
         summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}

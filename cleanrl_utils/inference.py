@@ -1,0 +1,42 @@
+"""How a training loop asks its networks: NumPy in, NumPy out, no gradients."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from cleanrl_utils.graphs import to_device
+
+Forward = Callable[[np.ndarray], np.ndarray]
+FEW = 8  # rows; more of them are torch's to compute: NumPy would start threads of its own
+
+
+def on_device(forward: Callable, device: torch.device) -> Forward:
+    return lambda obs: forward(to_device(obs, device)).cpu().numpy()
+
+
+def in_numpy(network: nn.Module, otherwise: Forward) -> Forward:
+    """A chain of linear layers, ReLU and tanh on the CPU, computed by NumPy: in a fifth of torch's
+    time for a few rows. It uses the weights themselves, which optimisers change in place."""
+    if type(network).forward is not nn.Sequential.forward:
+        return otherwise
+    layers: list[Forward] = []
+    for layer in network.children():
+        if type(layer) is nn.Linear and layer.bias is not None:
+            weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
+            layers.append(lambda x, weight=weight, bias=bias: x @ weight + bias)
+        elif type(layer) in (nn.ReLU, nn.Tanh):
+            layers.append((lambda x: np.maximum(x, 0)) if type(layer) is nn.ReLU else np.tanh)
+        else:
+            return otherwise
+
+    def forward(obs: np.ndarray) -> np.ndarray:
+        if len(obs) > FEW:
+            return otherwise(obs)
+        x = obs.astype(np.float32, copy=False)
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    return forward
