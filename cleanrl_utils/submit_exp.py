@@ -50,7 +50,7 @@ class BatchArgs:
     execution_role: str = ""
     """AWS Batch: ARN of the role that may read those secrets"""
     efs: str = ""
-    """AWS Batch: id of an EFS file system for the runs; with it a run started again goes on"""
+    """AWS Batch: EFS for the runs, as fs-ID or fs-ID:fsap-ID; then a run started again goes on"""
     region: str | None = None
     """AWS Batch: region; unset: as configured for the AWS tools"""
 
@@ -154,7 +154,10 @@ def job_definition(args: BatchArgs) -> dict[str, Any]:
     if args.execution_role:
         container["executionRoleArn"] = args.execution_role
     if args.efs:
-        volume = {"fileSystemId": args.efs, "transitEncryption": "ENABLED"}
+        file_system, _, access_point = args.efs.partition(":")
+        volume: dict[str, Any] = {"fileSystemId": file_system, "transitEncryption": "ENABLED"}
+        if access_point:
+            volume["authorizationConfig"] = {"accessPointId": access_point, "iam": "DISABLED"}
         container["volumes"] = [{"name": "runs", "efsVolumeConfiguration": volume}]
         container["mountPoints"] = [{"sourceVolume": "runs", "containerPath": RUNS}]
     definition = {

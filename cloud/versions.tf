@@ -1,0 +1,13 @@
+terraform {
+  required_version = ">= 1.5"
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = "~> 5.60" # 6 names some arguments anew
+    }
+  }
+}
+
+provider "aws" {
+  region = var.region
+}

@@ -1,0 +1,55 @@
+"""The commands that reproduce prints, on a real run."""
+
+import csv
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cleanrl_utils import reproduce
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def metrics(folder: Path) -> list[tuple[str, ...]]:
+    with open(folder / "metrics.csv") as file:
+        return [
+            (r["step"], r["tag"], r["value"]) for r in csv.DictReader(file) if "SPS" not in r["tag"]
+        ]
+
+
+@pytest.mark.parametrize("option", [[], ["--all-flags"]])
+def test_the_printed_command_repeats_the_run(
+    train: Callable, tmp_path: Path, capsys: pytest.CaptureFixture, option: list[str]
+) -> None:
+    flags = "--cuda False --total-timesteps 1024 --learning-rate 1e-3 --seed 7 --no-anneal-lr"
+    first = train("ppo", flags).folder
+    capsys.readouterr()
+    assert reproduce.main([str(first), *option]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("git checkout ") for line in lines)
+    (pins,) = [line for line in lines if "gymnasium==" in line]
+    assert " torch==" in pins and "+" not in pins and "cleanrl==" not in pins
+    words = shlex.split(lines[-1])
+    assert words[0].endswith("bin/python") and words[1] == "cleanrl/ppo.py"
+    assert not any(word.startswith(("--runs-dir", "--resume")) for word in words)
+    words = [sys.executable, str(ROOT / words[1]), *words[2:]]
+    (tmp_path / "again").mkdir()
+    subprocess.run(words, cwd=tmp_path / "again", check=True, capture_output=True, timeout=200)
+    (again,) = (tmp_path / "again/runs").iterdir()
+    assert metrics(again) == metrics(first) and len(metrics(first)) > 20
+
+
+def test_what_cannot_be_repeated_is_said(tmp_path: Path) -> None:
+    record = {"args": {}, "script": "ppo", "command": ["ppo.py"], "git": {}}
+    assert "does not know its commit" in "\n".join(reproduce.commands(record))
+    record["git"] = {"commit": "abc", "dirty": True}
+    assert "not committed" in "\n".join(reproduce.commands(record))
+    words = ["--a", "1", "--runs_dir", "x", "--resume=y", "--b=-2"]
+    assert reproduce.drop(words, reproduce.PER_RUN) == ["--a", "1", "--b=-2"]
+    with pytest.raises(SystemExit) as stop:
+        reproduce.main([str(tmp_path)])
+    assert stop.value.code == 2
