@@ -24,7 +24,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,14 @@ DEFAULT_CHECKPOINTS = 10
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
 KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint goes when the run is finished
 EVAL_SEED = 0xE7A1  # evaluation episodes are seeded apart from training ones
+NOTHING_BEFORE = {"seconds": 0.0, "csv_bytes": None, "step": 0, "returns": [], "last_eval": 0}
 
 
 class Run:
     """See the module's docstring. `make_env` is the script's: to evaluate and film its agent."""
 
-    def __init__(self, args: Any, make_env: Callable | None = None):
-        self.args, self.make_env = args, make_env
+    def __init__(self, args: Any, make_env: Callable | None = None, quiet: bool = False):
+        self.args, self.make_env, self.quiet = args, make_env, quiet
         self.script = Path(sys.modules[type(args).__module__].__file__ or "script.py")
         self.folder = Path(args.resume) if args.resume else new_folder(args)
         self.name = (
@@ -63,6 +64,7 @@ class Run:
         self.state: dict[str, Any] = {}
         self._last_eval = 0
         self._writers: list[Any] = []
+        self.csv_only = False
         self._failed = False
 
     # -- the life of a run ------------------------------------------------------------------
@@ -74,10 +76,7 @@ class Run:
         must hold; objects are restored in place, immutable values (JAX) are in `run.state` after.
         """
         self.total, self.state = total, state
-        start, before = (
-            0,
-            {"seconds": 0.0, "csv_bytes": None, "step": 0, "returns": [], "last_eval": 0},
-        )
+        start, before = 0, NOTHING_BEFORE
         if self.args.resume:
             require(
                 not (self.folder / "finished.json").exists(),
@@ -90,20 +89,7 @@ class Run:
             self.args.checkpoints = DEFAULT_CHECKPOINTS if size <= LARGEST_BY_DEFAULT else 0
         if not self.args.resume:
             self._write_record()
-        self._began = time.perf_counter() - before["seconds"]
-        self._start_step, self._start_seconds = before["step"], before["seconds"]
-        self._last_eval = before["last_eval"]
-        self._csv = CsvWriter(self.folder / "metrics.csv", before["csv_bytes"])
-        record = json.loads((self.folder / "run.json").read_text())
-        keep = before["csv_bytes"]
-        self._writers = open_writers(
-            self.args, self.name, self.folder, record, keep, before["step"]
-        )
-        steps = getattr(self.args, "total_timesteps", total)
-        self._progress = Progress(steps, before["step"])
-        self._progress.returns.extend(before["returns"])
-        self._step, self._loaded_at = before["step"], start
-        self._next = start
+        self._open(start, before)
         what = f"resumes at step {before['step']:,}" if start else "starts"
         self.say(f"{self.name} {what} on {describe_device(self.device)}")
         if unset and not self.args.checkpoints:
@@ -147,21 +133,37 @@ class Run:
             for i in np.flatnonzero(infos["_episode"]):
                 self.log_episode(infos["episode"]["r"][i], infos["episode"]["l"][i], step)
 
-    def log_episode(self, episodic_return: float, length: int, step: int, suffix: str = "") -> None:
+    def log_episode(
+        self, episodic_return: float, length: int, step: int, suffix: str = "", average: int = 0
+    ) -> None:
+        """Log one episode; and the mean return of the last `average` ones, if that is not 0."""
         self._step = step
         self._progress.returns.append(float(episodic_return))
+        if average:
+            recent = list(self._progress.returns)[-average:]
+            self._write(step, f"charts/avg_episodic_return{suffix}", sum(recent) / len(recent))
         self._write(step, f"charts/episodic_return{suffix}", float(episodic_return))
         self._write(step, f"charts/episodic_length{suffix}", float(length))
         self._progress.update(step)
 
+    def log_column(self, tag: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Write many values of one tag at once, each with its step."""
+        self._csv.write_column(steps, self._seconds(), tag, values)
+        for writer in self._writers:
+            for step, value in zip(steps, values, strict=True):
+                writer.write(step, tag, value)
+
     def evaluate(self, agent: Any, step: int) -> None:
         """Play the agent greedily when --eval-frequency says so; training does not notice."""
-        due = self.args.eval_frequency and step - self._last_eval >= self.args.eval_frequency
-        if due:
+        if self.evaluation_due(step):
             self._last_eval = step
             returns = self._play(agent, video=False)
             self._write(step, "eval/mean_return", float(np.mean(returns)))
             self._write(step, "eval/std_return", float(np.std(returns)))
+
+    def evaluation_due(self, step: int) -> bool:
+        every = self.args.eval_frequency
+        return bool(every) and step - self._last_eval >= every
 
     def accelerate(self, function: Callable, sample: Callable | None = None) -> Callable:
         """The same function, compiled and captured as a CUDA graph as far as the flags ask.
@@ -228,12 +230,30 @@ class Run:
 
     def say(self, text: str) -> None:
         """One line to the user that stays on the screen."""
+        if self.quiet:
+            return
         if hasattr(self, "_progress"):
             self._progress.say(text)
         else:
             print(text, file=sys.stderr, flush=True)
 
     # -- how it is done ---------------------------------------------------------------------
+
+    def _open(self, start: int, before: Mapping[str, Any]) -> None:
+        """Open what is written to; `before` says how far a resumed run had come."""
+        self._began = time.perf_counter() - before["seconds"]
+        self._start_step, self._start_seconds = before["step"], before["seconds"]
+        self._last_eval = before["last_eval"]
+        self._csv = CsvWriter(self.folder / "metrics.csv", before["csv_bytes"])
+        if not self.csv_only:
+            record = json.loads((self.folder / "run.json").read_text())
+            keep, step = before["csv_bytes"], before["step"]
+            self._writers = open_writers(self.args, self.name, self.folder, record, keep, step)
+        steps = getattr(self.args, "total_timesteps", self.total)
+        self._progress = Progress(steps, before["step"], quiet=self.quiet)
+        self._progress.returns.extend(before["returns"])
+        self._step, self._loaded_at = before["step"], start
+        self._next = start
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began
@@ -262,16 +282,18 @@ class Run:
         if path := os.environ.get("CLEANRL_FOLDER_FILE"):  # whoever started the run can find it
             Path(path).write_text(os.path.relpath(self.folder, Path(path).parent))
 
-    def _save(self, iteration: int) -> None:
-        about = {
-            "script": self.script.stem,
-            "iteration": iteration,
+    def _about(self) -> dict[str, Any]:
+        """What a checkpoint says about the run itself."""
+        return {
             "step": self._step,
             "seconds": self._seconds(),
             "csv_bytes": self._csv.flush(),
             "returns": list(self._progress.returns),
             "last_eval": self._last_eval,
         }
+
+    def _save(self, iteration: int) -> None:
+        about = {"script": self.script.stem, "iteration": iteration, **self._about()}
         state = dict(self.state, random_streams=rng.get_state())
         checkpoint.save(self.folder / CHECKPOINT, state, about)
 
@@ -365,6 +387,8 @@ def choose_device(args: Any) -> Any:
     if not torch or not isinstance(args, TorchArgs):
         if not args.cuda:
             os.environ["JAX_PLATFORMS"] = "cpu"
+            if jax := sys.modules.get("jax"):  # it has read the variable already
+                jax.config.update("jax_platforms", "cpu")
         return None
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)
@@ -387,17 +411,14 @@ def describe_device(device: Any) -> str:
 
 
 def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """All values as floats; tensors of one device come over in a single copy."""
-    torch = sys.modules.get("torch")
-    tensors = {
-        t: v.detach().reshape(())
-        for t, v in metrics.items()
-        if torch and isinstance(v, torch.Tensor)
-    }
-    if tensors:
-        values = torch.stack([v.double() for v in tensors.values()]).tolist()
-        metrics = {**metrics, **dict(zip(tensors, values, strict=True))}
-    return {tag: float(value) for tag, value in metrics.items()}
+    """All values as floats; the tensors of a device come over in a single copy."""
+    torch, values = sys.modules.get("torch"), dict(metrics)
+    tensors = {tag: x for tag, x in metrics.items() if torch and isinstance(x, torch.Tensor)}
+    for device in {x.device for x in tensors.values()}:
+        tags = [tag for tag, x in tensors.items() if x.device == device]
+        stacked = torch.stack([tensors[tag].detach().reshape(()).double() for tag in tags])
+        values.update(zip(tags, stacked.tolist(), strict=True))
+    return {tag: float(value) for tag, value in values.items()}
 
 
 def git_state(folder: Path) -> dict[str, Any]:
