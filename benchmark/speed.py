@@ -4,7 +4,7 @@
     python benchmark/speed.py sac_continuous_action --repeats 3 --threads 1 2
 
 Everything is measured in one call, turn by turn, so that a busy machine slows all alike; each
-contestant counts with its best number of threads. Peers: pip install -r requirements/requirements-peers.txt
+contestant counts with its best number of threads. The peers are in requirements-peers.txt.
 """
 
 import argparse

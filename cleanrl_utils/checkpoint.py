@@ -29,7 +29,7 @@ FORMAT = "cleanrl-1"
 def save(
     path: str | Path, state: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write nested `state` (modules, optimisers, arrays, numbers, containers) to `path`, atomically."""
+    """Write nested `state` (modules, optimisers, arrays, numbers, containers), atomically."""
     arrays: dict[str, np.ndarray] = {}
     structure = {name: _pack(value, name, arrays) for name, value in state.items()}
     text = json.dumps({"structure": structure, "metadata": dict(metadata or {})})
@@ -50,7 +50,7 @@ def save(
 
 
 def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read (metadata, state) of `path`. Arrays are NumPy's, or torch tensors where torch wrote them."""
+    """Read (metadata, state). Arrays are NumPy's, or torch's where torch wrote them."""
     path = Path(path)
     if not path.is_file():
         raise BadInput(f"{path}: no such file")

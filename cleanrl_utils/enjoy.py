@@ -62,7 +62,7 @@ def find_model(args: EnjoyArgs) -> Path:
         ):
             return model_in(run.folder)
     raise BadInput(
-        f"no saved model of {args.exp_name} on {args.env_id} with seed {args.seed} in {args.runs_dir}:"
+        f"{args.runs_dir} has no saved model of {args.exp_name} on {args.env_id}, seed {args.seed}:"
         " train one with --save-model, or name one with --run or --hf-entity"
     )
 

@@ -27,8 +27,22 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
     return env if video_folder is None else record_video(env, Path(video_folder))
 
 
+def make_pool(task: str, **settings: Any) -> Any:
+    """envpool.make, as a Gymnasium vector environment."""
+    try:
+        import envpool
+    except ImportError:
+        raise missing_package("envpool", "envpool") from None
+    tasks = envpool.list_all_envs()
+    if task not in tasks:
+        near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.6)
+        hint = f"; nearest names: {', '.join(near)}" if near else ""
+        raise BadInput(f"--env-id: EnvPool has no {task}{hint}")
+    return envpool.make(task, env_type="gymnasium", **settings)
+
+
 def record_video(env: gym.Env, folder: Path) -> gym.Env:
-    """Episodes 0, 1, 8, 27, ... of this environment as mp4 files that never overwrite one another."""
+    """Film episodes 0, 1, 8, 27, ... into mp4 files that never overwrite one another."""
     part = len({path.name.split("-episode")[0] for path in folder.glob("*.mp4")})
     env.metadata.setdefault("render_fps", 30)
     return gym.wrappers.RecordVideo(

@@ -1,6 +1,6 @@
 """Play any script's model: load it, run seeded episodes, return what they scored.
 
-A script says how its model acts: its class has `act(obs)`, greedy unless told otherwise. A recurrent
+A script says how its model acts: its class has `act(obs)`, greedy unless told so. A recurrent
 model also has `initial_state(num_envs)`; its `act(obs, state, first)` returns (actions, new state),
 where `first` marks the environments whose episode begins. A class that needs more than `envs` to be
 built has `from_args(envs, args)`. JAX models offer the same, plus state_dict and load_state_dict.
@@ -36,7 +36,7 @@ def save_model(path: Path, agent: Any, args: Any, script: str) -> None:
 def load_model(
     path: str | Path, script: str | None = None, device: str = "cpu"
 ) -> tuple[Any, Any, ModuleType]:
-    """(agent, args, module) of a model file. Code comes from this project or `script`, never from the file."""
+    """(agent, args, module) of a model file; code comes from here or `script`, never from it."""
     about, state = checkpoint.load(path)
     require("class" in about and "model" in state, f"{path}: a checkpoint, not a model")
     module = import_script(about["script"], script)
@@ -102,19 +102,21 @@ def play(
     video: bool,
     run_name: str,
 ) -> list[float]:
-    """Returns of `episodes` episodes, each in an environment of its own, so that none is favoured."""
+    """Returns of `episodes` episodes, one per environment, so that short ones are not favoured."""
     envs = gym.vector.SyncVectorEnv(
         [make_env(env_id, seed + i, i, video, run_name) for i in range(episodes)]
     )
     obs, _ = envs.reset(seed=seed)
     returns = np.full(episodes, np.nan)
-    first = np.ones(episodes, bool)
+    first, ended = np.ones(episodes, bool), np.zeros(episodes, bool)
     while np.isnan(returns).any():
-        obs, _, terminated, truncated, infos = envs.step(policy(obs, first))
-        first = terminated | truncated
+        actions = policy(obs, first)
+        first = ended  # an episode's last observation is followed by the first of the next
+        obs, _, terminated, truncated, infos = envs.step(actions)
+        ended = terminated | truncated
         if "_episode" in infos:
-            ended = infos["_episode"] & np.isnan(returns)
-            returns[ended] = infos["episode"]["r"][ended]
+            new = infos["_episode"] & np.isnan(returns)
+            returns[new] = infos["episode"]["r"][new]
     envs.close()
     return returns.tolist()
 

@@ -17,7 +17,7 @@ HEADER = "step,seconds,tag,value\n"
 
 
 class CsvWriter:
-    """metrics.csv: one row per value, only ever appended to; a resumed run drops what it repeats."""
+    """metrics.csv: one row per value, only appended to; a resumed run drops what it repeats."""
 
     def __init__(self, path: Path, keep_bytes: int | None = None):
         if keep_bytes is not None and path.exists():
@@ -210,7 +210,7 @@ def clock(seconds: float) -> str:
 def open_writers(
     args: Any, name: str, folder: Path, record: dict, keep_bytes: int | None, step: int
 ) -> list[Any]:
-    """TensorBoard always, Weights & Biases when asked; opening them leaves the random streams alone."""
+    """TensorBoard always, W&B when asked; opening them leaves the random streams alone."""
     with rng.preserved():
         board = TensorBoardWriter(folder, purge_step=step if keep_bytes is not None else None)
         rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())

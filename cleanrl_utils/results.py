@@ -75,7 +75,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
         "best_return": round(best_window(returns), 3) if len(returns) else np.nan,
         "commit": record.get("git", {}).get("commit", "")[:12],
         "dirty": record.get("git", {}).get("dirty", False),
-        "hardware": f"{hardware.get('device', '')} ({hardware.get('cpu', '')}, {hardware.get('cores', '')} cores)",
+        "hardware": "{device} ({cpu}, {cores} cores)".format(**hardware) if hardware else "",
         "command": " ".join(["python", f"cleanrl/{record['script']}.py", *record["command"][1:]]),
         "tags": ",".join(record.get("tags", [])),
         "versions": {
@@ -123,7 +123,7 @@ def curve(run: RunFolder, tag: str = RETURN, points: int = POINTS) -> pd.DataFra
 
 
 def add(where: list[str], folder: Path = COMMITTED) -> list[str]:
-    """Put finished runs into the committed results: <exp_name>.csv (curves), <exp_name>.json (facts)."""
+    """Put finished runs into the committed results: NAME.csv (curves) and NAME.json (facts)."""
     folder.mkdir(parents=True, exist_ok=True)
     runs = [run for place in where for run in find_runs(place) if run.finished]
     require(bool(runs), f"{', '.join(where)}: no finished run there")
@@ -151,7 +151,7 @@ CURVE = ["step", "episodic_return", "seconds"]
 
 
 def load(exp_name: str | None = None, folder: Path = COMMITTED) -> pd.DataFrame:
-    """The committed curves, each point with the facts of its run (commit, hardware, command ...)."""
+    """The committed curves, each point with the facts of its run: commit, hardware, command."""
     paths = sorted(folder.glob(f"{exp_name or '*'}.json"))
     require(bool(paths), f"{folder}: no results of {exp_name or 'any script'}")
     tables = []
@@ -177,8 +177,8 @@ def table(facts: pd.DataFrame) -> str:
     for (name, env_id, steps), group in facts.groupby(["exp_name", "env_id", "steps"]):
         final, best = group.final_return, group.best_return
         lines.append(
-            f"| {name} | {env_id} | {final.mean():.2f} ± {final.std(ddof=0):.2f} | {best.mean():.2f}"
-            f" | {len(group)} | {steps:,} | {group.seconds.mean() / 60:.1f} |"
+            f"| {name} | {env_id} | {final.mean():.2f} ± {final.std(ddof=0):.2f}"
+            f" | {best.mean():.2f} | {len(group)} | {steps:,} | {group.seconds.mean() / 60:.1f} |"
         )
     return "\n".join(lines)
 

@@ -72,7 +72,7 @@ class Run:
     def resume(self, total: int, **state: Any) -> int:
         """Begin. Returns where to start: 0, or the boundary that --resume goes on from.
 
-        `total` counts what the loop counts (iterations or steps). `state` is everything a checkpoint
+        `total` counts what the loop counts, iterations or steps. `state` is all that a checkpoint
         must hold; objects are restored in place, immutable values (JAX) are in `run.state` after.
         """
         self.total, self.state = total, state
@@ -118,7 +118,7 @@ class Run:
         return True
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write scalars (numbers, tensors, arrays) under their tags; a loss that is not finite ends the run."""
+        """Write scalars under their tags; a loss that is not finite ends the run."""
         self._step = step
         for tag, value in to_floats(metrics).items():
             if not math.isfinite(value) and tag.startswith("losses/"):
@@ -214,7 +214,7 @@ class Run:
                 self._write(episode, "eval/episodic_return", value)
             summary["eval_returns"] = returns
             self.say(
-                f"evaluation: {np.mean(returns):.2f} ± {np.std(returns):.2f}, {len(returns)} episodes"
+                f"evaluation: {np.mean(returns):.2f} ± {np.std(returns):.2f} ({len(returns)} episodes)"
             )
         self._log_videos()
         self._close()

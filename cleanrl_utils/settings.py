@@ -76,7 +76,7 @@ C = TypeVar("C")
 
 
 def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
-    """The settings of a script that a command line asks for; a mistake is one line and exit status 2."""
+    """A script's settings by its command line; a mistake in it is one line and exit status 2."""
     argv = normalise(cls, sys.argv[1:] if argv is None else argv)
     default = stored_settings(cls, argv)
     args = run_tyro(cls, argv, default)
@@ -111,7 +111,7 @@ def flag(field: str) -> str:
 
 
 def normalise(cls: type, argv: list[str]) -> list[str]:
-    """Accept `--cuda False`, `--capture_video` and `--total-timesteps 1e6`; refuse unknown flags."""
+    """Accept `--cuda False`, `--capture_video`, `--total-timesteps 1e6`; refuse unknown flags."""
     types = get_type_hints(cls)
     known = {flag(field.name): field.name for field in dataclasses.fields(cls)}
     words, out = list(argv), []

@@ -81,6 +81,7 @@ def test_same_seed_same_run_and_resume_is_exact(script: Script, train, monkeypat
 def probe_observations(script: Script, cues: list[float]) -> np.ndarray:
     """What the agent sees when the probe shows these cues."""
     import gymnasium as gym
+
     from cleanrl_utils.evaluate import import_script
 
     make_env = import_script(script.name).make_env
