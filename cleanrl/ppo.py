@@ -159,7 +159,6 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
         clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
         v_error = torch.max(v_error, (clipped_value - returns).square())
     v_loss = 0.5 * masked_mean(v_error, real)
-
     entropy = masked_mean(entropy, real)
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     optimizer.zero_grad()

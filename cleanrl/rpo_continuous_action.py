@@ -79,7 +79,8 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
             env = gym.wrappers.FlattenObservation(env)
-        env = gym.wrappers.ClipAction(env)  # the learner keeps what it sampled, unclipped
+        if isinstance(env.action_space, gym.spaces.Box):  # the learner keeps what it sampled
+            env = gym.wrappers.ClipAction(env)
         env.action_space.seed(seed)
         return env
 
@@ -200,7 +201,6 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
         clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
         v_error = torch.max(v_error, (clipped_value - returns).square())
     v_loss = 0.5 * masked_mean(v_error, real)
-
     entropy = masked_mean(entropy, real)
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     optimizer.zero_grad()
