@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
@@ -74,6 +75,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
         env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
@@ -182,7 +184,6 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
         clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
         v_error = torch.max(v_error, (clipped_value - returns).square())
     v_loss = 0.5 * masked_mean(v_error, real)
-
     entropy = masked_mean(entropy, real)
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     optimizer.zero_grad()
@@ -214,7 +215,7 @@ if __name__ == "__main__":
     shape = (args.num_steps + 1, *envs.observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
     actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
-    rewards, terminated, done, real = torch.zeros(4, args.num_steps, args.num_envs)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
 
     start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
     for iteration in range(start, args.num_iterations):
@@ -222,7 +223,7 @@ if __name__ == "__main__":
             envs.close()
             envs = make_envs(args, run.name)
             next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = torch.zeros(args.num_envs, dtype=torch.bool)
+            ended = np.zeros(args.num_envs, bool)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
@@ -231,15 +232,15 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(next_obs)
             actions[step] = sample(obs[step])
-            real[step] = ~ended  # the step after an episode's end only resets
             next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            rewards[step], terminated[step] = torch.as_tensor(reward), torch.as_tensor(term)
-            done[step] = ended = torch.as_tensor(term | trunc)
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
         obs[-1] = torch.as_tensor(next_obs)
 
         # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():
             logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
             values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
@@ -250,8 +251,8 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn(*minibatch) for minibatch in minibatches]
             if args.target_kl is not None and losses[-1][4] > args.target_kl:
                 break
 

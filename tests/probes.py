@@ -125,9 +125,10 @@ class Truncation(Probe):
 
 
 class Memory(Probe):
-    """The cue shows only at the first of three steps; the last action must repeat it."""
+    """The cue shows only at the first of five steps (four frames are no memory of it); the last
+    action must repeat it."""
 
-    length = 3
+    length = 5
 
     def cue(self) -> float:
         return self.sign if self.t == 0 else 0.0

@@ -1,0 +1,319 @@
+"""Proximal Policy Optimization (PPO) with an LSTM, which remembers where others stack frames.
+
+    python cleanrl/ppo_atari_lstm.py --env-id BreakoutNoFrameskip-v4
+
+Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.envs import is_atari, make, require_spaces
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """id of the game; any other environment of pictures works, too, as module:Id"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: int = 8
+    """environments stepped side by side"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    num_steps: int = 128
+    """steps of each environment between two updates"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches an epoch is cut into; each holds whole sequences, of some environments"""
+    update_epochs: int = 4
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.1
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.num_envs % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide --num-envs = {self.num_envs}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
+        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        if game:
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            if "FIRE" in env.unwrapped.get_action_meanings():
+                env = atari.FireReset(env)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 1)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo_atari.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+# same as ppo_atari.py
+def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Actor and critic, two heads on an LSTM, which hears from the convolutional network of DQN.
+
+    Its memory is one tensor, (2, num_envs, 128): hidden state and cell state.
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.network = nn.Sequential(
+            *(layer_init(nn.Conv2d(1, 32, 8, stride=4)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
+            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
+        )
+        self.lstm = nn.LSTM(512, 128)
+        for name, parameter in self.lstm.named_parameters():
+            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        self.critic = layer_init(nn.Linear(128, 1), std=1.0)
+        # near-equal probabilities at first: explore before having opinions
+        self.actor = layer_init(nn.Linear(128, envs.single_action_space.n), std=0.01)
+
+    # same as ppo_atari.py
+    def features(self, obs: Tensor) -> Tensor:
+        """Of bytes, (..., 4, 84, 84)."""
+        pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
+        return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
+
+    def initial_state(self, num_envs: int) -> Tensor:
+        return torch.zeros(2, num_envs, 128, device=self.actor.weight.device)
+
+    def act(self, obs: Tensor, state: Tensor, first: Tensor, greedy: bool = True) -> tuple:
+        """Actions and the new state; `first` marks observations that an episode begins with."""
+        state = state * ~first.unsqueeze(-1)
+        hidden, state = self.lstm(self.features(obs).unsqueeze(0), state.split(1))
+        logits = self.actor(hidden[0])
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1), torch.cat(state)
+
+    def remember(self, obs: Tensor, state: Tensor, sizes: Tensor) -> Tensor:
+        """Hidden states of packed episodes that begin in `state`, all at once."""
+        packed = PackedSequence(self.features(obs), sizes)
+        return self.lstm(packed, state.split(1))[0].data
+
+    def get_logprob_entropy_value(self, hidden: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        logprobs = self.actor(hidden).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return logprob, entropy, self.critic(hidden).squeeze(-1)
+
+
+def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Some environments' sequences, cut where episodes begin and packed for one call of the LSTM.
+
+    `first` is (num_steps, num_envs) and `state` the memory before the first of these steps. Returns
+    the steps of the packed episodes, as indices into the flat rollout, the memory each episode
+    begins with, and how many of them run on at each time.
+    """
+    num_envs, device = first.shape[1], state.device
+    begins = first[:, columns].T.clone()
+    begins[:, 0] = True  # of the rollout, if not of an episode
+    steps = torch.arange(first.numel()).view_as(first)[:, columns].T.flatten()
+    episodes = steps.tensor_split(begins.flatten().nonzero().flatten()[1:])
+    packed = pack_sequence(episodes := sorted(episodes, key=len, reverse=True))
+    start = torch.stack([episode[0] for episode in episodes]).to(device)
+    # what the rollout found under way goes on from there; the other episodes remember nothing
+    state = state[:, start % num_envs] * (start < num_envs).unsqueeze(-1)
+    return packed.data.to(device), state, packed.batch_sizes
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+    obs, actions, logprobs, values, advantages, returns, real, state, sizes = minibatch
+    hidden = agent.remember(obs, state, sizes)
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "ppo_continuous_action.py")
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    learn = partial(update, agent, optimizer, args)  # no graph: the number of episodes varies
+
+    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, dtype=torch.uint8, device=device)
+    actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
+    first = torch.ones(shape[:2], dtype=torch.bool, device=device)  # observation of an episode
+    # states[t] is the memory with which the agent sees obs[t], states[t + 1] the one after it
+    states = torch.zeros(args.num_steps + 2, 2, args.num_envs, 128, device=device)
+
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            next_obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, bool)
+            first[-1] = True
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. A rollout goes on where the last one ended, unless an episode begins there.
+        first[0], states[0] = first[-1], states[-2] * ~first[-1].unsqueeze(-1)
+        for step in range(args.num_steps):
+            obs[step] = torch.as_tensor(next_obs)
+            actions[step], states[step + 1] = sample(obs[step], states[step], first[step])
+            first[step + 1] = torch.as_tensor(ended)  # what a reset returns begins an episode
+            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            run.log_episodes(infos, global_step)
+        obs[-1] = torch.as_tensor(next_obs)
+        _, states[-1] = sample(obs[-1], states[-2], first[-1])
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        with torch.no_grad():
+            hidden = states[1:, 0]
+            logprobs, _, _ = agent.get_logprob_entropy_value(hidden[:-1], actions)
+            values = agent.critic(hidden).squeeze(-1).cpu()  # gae is CPU work
+        advantages = gae(rewards, values, terminated, done, args)
+        returns = advantages + values[:-1]
+        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses, cuts = [], first[:-1].cpu()
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.num_envs)
+            for columns in shuffled.split(args.num_envs // args.num_minibatches):
+                indices, state, sizes = pack(cuts, states[0], columns)
+                losses.append(learn(*(x[indices] for x in batch), state, sizes))
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)
