@@ -271,6 +271,7 @@ def run_local(
                     if job.finished:  # by that other call
                         os.close(lock)
                         board.ended(job, True)
+                        board.say(f"{job.name} finished")
                         continue
                     slot = free.pop(0)
                     words, own = job.words(), gpus_of(slot, gpus, gpus_per_run)

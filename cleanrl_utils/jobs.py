@@ -184,6 +184,7 @@ def environment(command: Command | None = None, tags: list[str] | None = None) -
     env = dict(os.environ)
     for name in THREADS:
         env.setdefault(name, "1")
+    env.setdefault("PYTHONUNBUFFERED", "1")  # a log that is whole even after a kill
     root = str(Path(__file__).resolve().parent.parent)
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     env["PYTHONPATH"] = os.pathsep.join([*paths, *([root] if root not in paths else [])])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
 AFTER = int(os.environ.get("FAULTY_AFTER", "600"))  # steps of all environments of a process
+SEED = os.environ.get("FAULTY_SEED")  # go wrong only in the run that was called with this seed
+CALLED = " ".join(sys.argv) + " "
 
 
 class Faulty(CartPoleEnv):
@@ -16,7 +19,7 @@ class Faulty(CartPoleEnv):
 
     def step(self, action: Any) -> Any:
         Faulty.steps += 1
-        if Faulty.steps == AFTER:
+        if Faulty.steps == AFTER and (SEED is None or f"--seed {SEED} " in CALLED):
             self.fail()
         return super().step(action)
 

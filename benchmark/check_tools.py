@@ -1,0 +1,171 @@
+"""The bars of the benchmark tool and the tuner that are too long for the tests, measured.
+
+    python benchmark/check_tools.py faults        # 12 runs, one crashes always, one is killed once
+    python benchmark/check_tools.py pool          # 200 short runs: overhead and memory of the pool
+    python benchmark/check_tools.py pruning       # environment steps with and without a pruner
+
+Each works in a temporary folder, prints what it measured, and exits with 1 if a bar is missed.
+"""
+
+import argparse
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+PPO = f"{sys.executable} {ROOT}/cleanrl/ppo.py --cuda False"
+PATHS = os.pathsep.join(
+    [str(ROOT), str(ROOT / "tests")]
+)  # tests/faulty.py has the bad environments
+
+
+def benchmark(flags: list[str], folder: Path, **variables: str) -> tuple[int, str]:
+    words = [sys.executable, "-m", "cleanrl_utils.benchmark", *flags]
+    env = {**os.environ, "PYTHONPATH": PATHS, **variables}
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def faults(args: argparse.Namespace, folder: Path) -> bool:
+    """Of 12 runs 11 finish, one of them from its checkpoint; the twelfth is named."""
+    env_ids = ["CartPole-v1", "Acrobot-v1", "faulty:Crash-v0", "faulty:KilledOnce-v0"]
+    # Both faults are for the first seed only: with the others these environments are CartPole.
+    flags = ["--env-ids", *env_ids, "--num-seeds", "3", "--workers", str(args.workers)]
+    flags += ["--command", f"{PPO} --total-timesteps {args.steps or 2048}"]
+    variables = {"FAULTY_MARKER": str(folder / "killed"), "FAULTY_SEED": "1"}
+    status, said = benchmark(flags, folder, **variables)
+    print(said)
+    finished = len(list(folder.glob("runs/*/finished.json")))
+    (log,) = folder.glob("runs/.benchmark/KilledOnce-v0__ppo__1__*/log.txt")
+    resumed = "resumes at step" in log.read_text()
+    named = "error: 1 of 12 runs failed: Crash-v0__ppo__1" in said
+    print(f"{finished} finished, resumed from its checkpoint: {resumed}, named: {named}")
+    again, said = benchmark(flags, folder, **variables, FAULTY_AFTER="100000")
+    print(said)
+    rest = "11 of 12 runs are finished already" in said and again == 0
+    return status == 1 and finished == 11 and resumed and named and rest
+
+
+def pool(args: argparse.Namespace, folder: Path) -> bool:
+    """The time in which a worker had no run, and the pool's own CPU time and memory."""
+    # Each run notes its own beginning and end, so the pool cannot flatter itself.
+    timed = 's=$EPOCHREALTIME; "$@"; r=$?; echo $s $EPOCHREALTIME >> times.txt; exit $r'
+    command = f"bash -c {shlex.quote(timed)} run {PPO} --total-timesteps {args.steps or 512}"
+    flags = ["--env-ids", "CartPole-v1", "--num-seeds", str(args.runs)]
+    flags += ["--command", command, "--workers", str(args.workers)]
+    began, memory = time.time(), list[tuple[int, float]]()
+    with open(folder / "out.txt", "w") as out:
+        words = [sys.executable, "-m", "cleanrl_utils.benchmark", *flags]
+        env = {**os.environ, "PYTHONPATH": PATHS}
+        process = psutil.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)
+        times, cpu = folder / "times.txt", 0.0
+        while process.poll() is None:
+            time.sleep(1)
+            try:
+                cpu = sum(process.cpu_times()[:2])
+                done = times.read_text().count("\n") if times.exists() else 0
+                memory.append((done, process.memory_info().rss / 2**20))
+            except psutil.Error:
+                break
+        process.wait()
+    spans = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
+    first, last = min(s for s, _ in spans), max(e for _, e in spans)
+    busy = sum(end - start for start, end in spans)
+    # The last runs leave workers idle because there is nothing left to do: not the pool's fault.
+    tail = sum(last - end for _, end in sorted(spans, key=lambda span: span[1])[-args.workers :])
+    idle = 1 - busy / (args.workers * (last - first) - tail)
+    early = statistics.mean(
+        rss for done, rss in memory if args.runs * 0.1 <= done < args.runs * 0.2
+    )
+    late = statistics.mean(rss for done, rss in memory if done >= args.runs * 0.9)
+    print(f"{len(spans)} runs of {busy / len(spans):.1f} s, {args.workers} workers")
+    print(f"start of the first run after {first - began:.1f} s")
+    print(f"workers idle {idle:.2%} of the time, the pool's CPU time {cpu / busy:.2%} of the runs'")
+    print(f"memory after 10-20% of the runs {early:.1f} MiB, after 90-100% {late:.1f} MiB")
+    ok = process.returncode == 0 and len(spans) == args.runs
+    return ok and idle + cpu / busy < 0.05 and late < early * 1.02 + 1
+
+
+def pruning(args: argparse.Namespace, folder: Path) -> bool:
+    """The same studies with and without a pruner: steps taken, and the best score found."""
+    import optuna
+
+    from cleanrl_utils.tuner import Tuner
+
+    os.chdir(folder)
+    rows: dict[str, list[tuple[int, float]]] = {"without": [], "with": []}
+    for number in range(args.studies):
+        for arm in rows:
+            halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+            tuner = Tuner(
+                script=str(ROOT / "cleanrl/ppo.py"),
+                metric="charts/episodic_return",
+                metric_last_n_average_window=50,
+                target_scores={"CartPole-v1": [0, 500]},
+                params_fn=lambda trial: {
+                    "learning-rate": trial.suggest_float("learning-rate", 1e-5, 3e-2, log=True),
+                    "update-epochs": trial.suggest_categorical("update-epochs", [1, 2, 4, 8]),
+                    "num-steps": trial.suggest_categorical("num-steps", [16, 32, 64, 128]),
+                    "gamma": 1 - trial.suggest_float("1-gamma", 0.005, 0.2, log=True),
+                    "total-timesteps": args.steps or 40_000,
+                    "cuda": False,
+                },
+                sampler=optuna.samplers.TPESampler(seed=number),
+                pruner=halving if arm == "with" else None,
+                study_name=f"{arm}_{number}",
+                workers=args.workers,
+            )
+            study = tuner.tune(args.trials, num_seeds=1)
+            steps = sum(trial.user_attrs["steps"] for trial in study.trials)
+            rows[arm].append((steps, study.best_value))
+            pruned = sum(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
+            print(f"{arm} {number}: {steps:,} steps, best {study.best_value:.3f}, {pruned} pruned")
+    steps = {arm: statistics.mean(s for s, _ in found) for arm, found in rows.items()}
+    best = {arm: [b for _, b in found] for arm, found in rows.items()}
+    ratio = steps["without"] / steps["with"]
+    for arm in rows:
+        spread = statistics.stdev(best[arm]) if args.studies > 1 else float("nan")
+        print(
+            f"{arm} pruning: {steps[arm]:,.0f} steps a study, best {statistics.mean(best[arm]):.3f}"
+            f" ± {spread:.3f} over {args.studies} studies"
+        )
+    print(f"{ratio:.2f} times fewer steps")
+    worse = statistics.mean(best["without"]) - statistics.mean(best["with"])
+    noise = statistics.stdev(best["without"] + best["with"]) if args.studies > 1 else 1.0
+    return ratio >= 2.5 and worse <= noise
+
+
+CHECKS: dict[str, Callable[[argparse.Namespace, Path], bool]] = {
+    "faults": faults,
+    "pool": pool,
+    "pruning": pruning,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("check", choices=CHECKS)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=200, help="of the pool")
+    parser.add_argument("--studies", type=int, default=5, help="with and without pruning, each")
+    parser.add_argument("--trials", type=int, default=20, help="of a study")
+    parser.add_argument("--steps", type=int, default=0, help="of a run; 0: the check's own number")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        ok = CHECKS[args.check](args, Path(folder))
+    print("passed" if ok else "FAILED")
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
