@@ -85,7 +85,11 @@ class _Replay:
         memory |= {name: ((), torch.int64) for name in self.counters}
         self.nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in memory.values())
         check_memory(self.nbytes, capacity, self.device)
-        self.tensors = zeros(memory, device=self.device)
+        if self.device.type == "cpu":  # NumPy's zeros take memory only as it is filled
+            empty = {k: np.zeros(shape, str(t).split(".")[1]) for k, (shape, t) in memory.items()}
+            self.tensors = {k: torch.as_tensor(x) for k, x in empty.items()}
+        else:
+            self.tensors = zeros(memory, device=self.device)
         # A page holds one step of all environments, here with one column more: is it real?
         pages = pages | {"page": ((num_envs, row + 1), torch.float32)}
         self.on_cpu, on_gpu = self.device.type == "cpu", self.device.type == "cuda"

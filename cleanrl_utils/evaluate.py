@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -134,11 +134,13 @@ def evaluate(
     seed: int = 1,
 ) -> list[float]:
     """Play a saved model of class `Model`; `epsilon` of the actions are random."""
-    _, state = checkpoint.load(model_path)
+    about, state = checkpoint.load(model_path)
     envs = gym.vector.SyncVectorEnv([make_env(env_id, seed, 0, False, run_name)])
     space = envs.single_action_space
     space.seed(seed)
-    model = Model(envs).to(device)
+    from_args = getattr(Model, "from_args", None)  # a model shaped by its settings
+    model = from_args(envs, SimpleNamespace(**about["args"])) if from_args else Model(envs)
+    model = model.to(device)
     envs.close()
     model.load_state_dict(state["model"])
     greedy, random = as_policy(model, device), np.random.default_rng(seed)

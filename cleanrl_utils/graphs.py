@@ -62,7 +62,8 @@ def copy_of(outputs: Any) -> Any:
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """What environments gave, for networks: float64 as float32. Never waits for the GPU's work."""
-    x = torch.as_tensor(array, dtype=torch.float32 if array.dtype == np.float64 else None)
+    x = torch.from_numpy(array)
+    x = x.float() if x.dtype == torch.float64 else x
     # Pinned memory comes from a cache, which gives it out again only when the copy is over.
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 

@@ -1,0 +1,226 @@
+"""Categorical DQN (C51) for vector observations and discrete actions.
+
+    python cleanrl/c51.py --env-id CartPole-v1
+
+Paper: https://arxiv.org/abs/1707.06887. Every detail with its reason: docs/rl-algorithms/c51.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.buffers import ReplayBuffer, make_memory
+from cleanrl_utils.envs import make, require_spaces
+from cleanrl_utils.metrics import Means
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "CartPole-v1"
+    """id of the environment; a package's own environment as module:Id"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole training"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    n_atoms: int = 101
+    """values that a return can have in the network's eyes, evenly spaced"""
+    v_min: float = -100
+    """the lowest of them"""
+    v_max: float = 100
+    """the highest of them"""
+    buffer_size: int = 10_000
+    """transitions that the replay memory holds"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the replay memory is; auto: where the network is, if there is room"""
+    gamma: float = 0.99
+    """discount factor"""
+    target_network_frequency: int = 500
+    """steps between two copies of the Q-network to the target network"""
+    batch_size: int = 128
+    """transitions of a gradient step"""
+    start_e: float = 1
+    """probability of a random action at the start"""
+    end_e: float = 0.05
+    """probability of a random action in the end"""
+    exploration_fraction: float = 0.5
+    """part of the training over which that probability falls"""
+    learning_starts: int = 10_000
+    """steps before the first gradient step"""
+    train_frequency: int = 10
+    """steps between two gradient steps"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
+        require(self.v_min < self.v_max, "--v-min must be below --v-max")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+# same as ppo.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+class QNetwork(nn.Sequential):
+    """How likely each return is after each action: logits, (batch, actions, atoms)."""
+
+    def __init__(
+        self,
+        envs: gym.vector.VectorEnv,
+        n_atoms: int = 101,
+        v_min: float = -100,
+        v_max: float = 100,
+    ):
+        num_obs, num_actions = envs.single_observation_space.shape[0], envs.single_action_space.n
+        first, second = nn.Linear(num_obs, 120), nn.Linear(120, 84)
+        last = nn.Linear(84, num_actions * n_atoms)
+        super().__init__(first, nn.ReLU(), second, nn.ReLU(), last)
+        self.register_buffer("atoms", torch.linspace(v_min, v_max, n_atoms))
+
+    @classmethod
+    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> "QNetwork":
+        return cls(envs, args.n_atoms, args.v_min, args.v_max)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return super().forward(obs).unflatten(1, (-1, len(self.atoms)))
+
+    def q_values(self, obs: Tensor) -> Tensor:
+        return self(obs).softmax(-1) @ self.atoms  # the mean return of every action
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self.q_values(obs).argmax(-1)  # exploration is the training loop's
+
+
+# same as dqn.py
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
+    """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
+    each probability is shared by the two atoms around its return, the nearer one gets more."""
+    last = len(atoms) - 1
+    position = ((returns - atoms[0]) / (atoms[1] - atoms[0])).clamp(0, last)
+    below = position.floor()
+    share = position - below  # of the atom above
+    at = below.long()
+    projected = torch.zeros_like(probs).scatter_add_(1, at, probs * (1 - share))
+    return projected.scatter_add_(1, (at + 1).clamp(max=last), probs * share)
+
+
+def update(
+    q_network: QNetwork,
+    target_network: QNetwork,
+    optimizer: optim.Optimizer,
+    args: Args,
+    *batch: Tensor,
+) -> Tensor:
+    """One gradient step; returns its loss and the mean of the predicted values."""
+    obs, next_obs, actions, rewards, terminated = batch
+    atoms = q_network.atoms
+    with torch.no_grad():
+        next_probs = target_network(next_obs).softmax(-1)
+        best = (next_probs @ atoms).argmax(1)
+        next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        discount = args.gamma * (1 - terminated)
+        returns = rewards.unsqueeze(1) + discount.unsqueeze(1) * atoms
+        target_probs = project(next_probs, returns, atoms)
+    logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
+    logprobs = logits.log_softmax(-1)
+    loss = -(target_probs * logprobs).sum(1).mean()  # cross-entropy
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return torch.stack([loss, (logprobs.exp() @ atoms).mean()]).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
+
+    q_network = QNetwork.from_args(envs, args).to(device)
+    target_network = QNetwork.from_args(envs, args).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    # eps as in the paper
+    adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")
+    optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
+    memory = make_memory(ReplayBuffer, envs, args, device)
+    q_values = run.inference(q_network.q_values)
+    sample = partial(memory.sample, args.batch_size)
+    learn = run.accelerate(partial(update, q_network, target_network, optimizer, args), sample)
+    losses = Means("losses/loss", "losses/q_values")
+    rng = np.random.default_rng(args.seed)
+    actions = np.zeros(args.num_envs, dtype=np.int64)
+
+    networks = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng)
+    for turn in range(start, args.num_turns):
+        if run.boundary(turn):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, dtype=bool)
+
+        # Act. Each environment explores by a coin of its own.
+        explored = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        explore = rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            actions[:] = q_values(obs).argmax(-1)
+        if explore.any():
+            actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.train_frequency == 0:
+                losses.add(learn())
+            if learning and global_step % args.target_network_frequency == 0:
+                target_network.load_state_dict(q_network.state_dict())
+            if global_step % 100 == 0:
+                run.log(losses.take(), global_step)
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        run.evaluate(q_network, global_step)
+
+    envs.close()
+    run.finish(q_network)

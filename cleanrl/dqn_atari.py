@@ -1,0 +1,217 @@
+"""Deep Q-Network (DQN) for Atari games: pictures and discrete actions.
+
+    python cleanrl/dqn_atari.py --env-id BreakoutNoFrameskip-v4
+
+Paper: https://doi.org/10.1038/nature14236. Every detail with its reason: docs/rl-algorithms/dqn.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
+from cleanrl_utils.envs import is_atari, make, require_spaces
+from cleanrl_utils.metrics import Means
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """id of the game; any other environment of pictures works, too, as module:Id"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 1e-4
+    """learning rate of Adam"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay memory holds: 6.6 GiB by default, each frame once"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the replay memory is; auto: where the network is, if there is room"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 1.0
+    """how far a target update moves the target network to the Q-network; 1 copies it"""
+    target_network_frequency: int = 1000
+    """steps between two target updates"""
+    batch_size: int = 32
+    """transitions of a gradient step"""
+    start_e: float = 1
+    """probability of a random action at the start"""
+    end_e: float = 0.01
+    """probability of a random action in the end"""
+    exploration_fraction: float = 0.1
+    """part of the training over which that probability falls"""
+    learning_starts: int = 80_000
+    """steps before the first gradient step"""
+    train_frequency: int = 4
+    """steps between two gradient steps"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+# same as ppo_atari.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
+        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        if game:
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            if "FIRE" in env.unwrapped.get_action_meanings():
+                env = atari.FireReset(env)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo_atari.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+class QNetwork(nn.Sequential):
+    """The value of every action, by the convolutional network of the Nature paper."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__(
+            *(nn.Conv2d(4, 32, 8, stride=4), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
+            *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(64 * 7 * 7, 512), nn.ReLU()),
+            nn.Linear(512, envs.single_action_space.n),
+        )
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return super().forward(obs / 255)  # of bytes, (batch, 4, 84, 84)
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self(obs).argmax(-1)  # exploration is the training loop's
+
+
+# same as dqn.py
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+# same as dqn.py
+def update(
+    q_network: QNetwork,
+    target_network: QNetwork,
+    optimizer: optim.Optimizer,
+    args: Args,
+    *batch: Tensor,
+) -> Tensor:
+    """One gradient step; returns its loss and the mean of the predicted values."""
+    obs, next_obs, actions, rewards, terminated = batch
+    with torch.no_grad():
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        best_next = target_network(next_obs).amax(1)
+        td_target = rewards + args.gamma * best_next * (1 - terminated)
+    q_values = q_network(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
+    td_loss = F.mse_loss(q_values, td_target)
+    optimizer.zero_grad()
+    td_loss.backward()
+    optimizer.step()
+    return torch.stack([td_loss, q_values.mean()]).detach()
+
+
+# same as dqn.py
+@torch.no_grad()
+def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """target = tau * network + (1 - tau) * target"""
+    for theirs, ours in zip(target_network.parameters(), network.parameters(), strict=True):
+        theirs.lerp_(ours, tau)
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
+
+    q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    adam = dict(fused=True, capturable=device.type == "cuda")
+    optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
+    memory = make_memory(FrameReplayBuffer, envs, args, device)
+    q_values = run.inference(q_network)
+    sample = partial(memory.sample, args.batch_size)
+    learn = run.accelerate(partial(update, q_network, target_network, optimizer, args), sample)
+    losses = Means("losses/td_loss", "losses/q_values")
+    rng = np.random.default_rng(args.seed)
+    actions = np.zeros(args.num_envs, dtype=np.int64)
+
+    networks = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng)
+    for turn in range(start, args.num_turns):
+        if run.boundary(turn):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            memory.cut()
+            ended = np.zeros(args.num_envs, dtype=bool)
+
+        # Act. Each environment explores by a coin of its own.
+        explored = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        explore = rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            actions[:] = q_values(obs).argmax(-1)
+        if explore.any():
+            actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.train_frequency == 0:
+                losses.add(learn())
+            if learning and global_step % args.target_network_frequency == 0:
+                update_target(q_network, target_network, args.tau)
+            if global_step % 100 == 0:
+                run.log(losses.take(), global_step)
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        run.evaluate(q_network, global_step)
+
+    envs.close()
+    run.finish(q_network)
