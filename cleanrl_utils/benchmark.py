@@ -185,7 +185,7 @@ class Board:
     def ended(self, job: Job, ok: bool) -> None:
         self.finished += ok
         self.failed += not ok
-        self.seen.pop(job.name, None)
+        self.seen.pop(job.key, None)
 
     def update(self, running: list[Job]) -> None:
         now = time.monotonic()
@@ -193,10 +193,10 @@ class Board:
             return
         self.looked = now
         for job in running:
-            if job.name not in self.seen and (folder := job.folder):
-                self.seen[job.name] = Progress(folder)
-            if job.name in self.seen:
-                self.seen[job.name].update()
+            if job.key not in self.seen and (folder := job.folder):
+                self.seen[job.key] = Progress(folder)
+            if job.key in self.seen:
+                self.seen[job.key].update()
         if self.live:
             self.live.update(self.table(running), refresh=True)
         elif now - self.said > PLAIN_EVERY:
@@ -205,7 +205,7 @@ class Board:
                 self.say(f"  {job.name}: {self.line(job)}")
 
     def line(self, job: Job) -> str:
-        progress = self.seen.get(job.name)
+        progress = self.seen.get(job.key)
         if progress is None or progress.done is None:
             return "running"
         parts = [f"{progress.done:.0%}"]
@@ -221,7 +221,7 @@ class Board:
             table.add_column(title, justify="right" if title in ("return", "left", "") else "left")
         room = max(3, self.console.height - 4)
         for job in running[:room]:
-            progress = self.seen.get(job.name)
+            progress = self.seen.get(job.key)
             done = progress.done if progress else None
             score = progress.mean_return if progress else None
             left = progress.seconds_left if progress else None
@@ -244,7 +244,7 @@ class Attempt:
     job: Job
     process: Process
     slot: int
-    began: float = field(default_factory=time.monotonic)
+    resumed: bool
 
 
 def run_local(
@@ -252,21 +252,28 @@ def run_local(
 ) -> list[Job]:
     """Run jobs as processes here, `workers` at a time; returns those that failed."""
     waiting, running, failed = deque(todo), list[Attempt](), list[Job]()
-    failures = dict.fromkeys((job.name for job in todo), 0)
+    failures = dict.fromkeys((job.key for job in todo), 0)
     free, gpus = list(range(workers)), visible_gpus()
     told: set[str] = set()
     with Board(len(todo)) as board:
         try:
             while waiting or running:
+                for attempt in [a for a in running if a.process.poll() is not None]:
+                    running.remove(attempt)
+                    free.append(attempt.slot)
+                    if settle(attempt, failures, retries, board):
+                        waiting.appendleft(attempt.job)
+                    elif attempt.job.note("status") == "failed":
+                        failed.append(attempt.job)
                 for _ in range(len(waiting)):
                     if not free:
                         break
                     job = waiting.popleft()
                     if (lock := job.claim()) is None:  # another call has it: look again later
                         waiting.append(job)
-                        if job.name not in told:
+                        if job.key not in told:
                             board.say(f"{job.name} is being run by another call: waits for it")
-                            told.add(job.name)
+                            told.add(job.key)
                         continue
                     if job.finished:  # by that other call
                         os.close(lock)
@@ -277,17 +284,9 @@ def run_local(
                     words, own = job.words(), gpus_of(slot, gpus, gpus_per_run)
                     own["CLEANRL_FOLDER_FILE"] = str((job.home / "folder").resolve())
                     job.write(status="running", started=time.time())
-                    running.append(Attempt(job, Process(words, env | own, job.log, lock), slot))
-                    again = "goes on" if "--resume" in words else "starts"
-                    board.say(f"{job.name} {again}")
-                for attempt in [a for a in running if a.process.poll() is not None]:
-                    running.remove(attempt)
-                    free.append(attempt.slot)
-                    job, status = attempt.job, attempt.process.poll()
-                    if settle(job, status, failures, retries, board):
-                        waiting.appendleft(job)
-                    elif job.note("status") == "failed":
-                        failed.append(job)
+                    process, resumed = Process(words, env | own, job.log, lock), "--resume" in words
+                    running.append(Attempt(job, process, slot, resumed))
+                    board.say(f"{job.name} {'goes on' if resumed else 'starts'}")
                 board.update([attempt.job for attempt in running])
                 time.sleep(POLL)
         except BaseException:
@@ -298,11 +297,9 @@ def run_local(
     return failed
 
 
-def settle(
-    job: Job, status: int | None, failures: dict[str, int], retries: int, board: Board
-) -> bool:
+def settle(attempt: Attempt, failures: dict[str, int], retries: int, board: Board) -> bool:
     """Say how an attempt ended and write it down; True if the job is to be tried again."""
-    folder = job.folder
+    job, status, folder = attempt.job, attempt.process.poll(), attempt.job.folder
     if status == 0 and (folder is None or (folder / "finished.json").exists()):
         job.write(status="finished", exit_status=0)
         board.ended(job, True)
@@ -311,22 +308,22 @@ def settle(
         took = f" in {clock(about['seconds'])}" if "seconds" in about else ""
         board.say(f"{job.name} finished{took}{score}")
         return False
-    failures[job.name] += 1
+    failures[job.key] += 1
     how = describe_status(status)
-    stale = status == jobs.BAD_INPUT and folder is not None and failures[job.name] == 1
     trained = folder is not None and (folder / "finished.json").exists()
-    hopeless = trained or (status == jobs.BAD_INPUT and not stale)
-    if hopeless or failures[job.name] > retries:
+    refused = status == jobs.BAD_INPUT and not trained
+    stale = refused and attempt.resumed  # its code changed since: it cannot be continued
+    if trained or (refused and not stale) or (failures[job.key] > retries and not stale):
         job.write(status="failed", exit_status=status)
         board.ended(job, False)
         lines = "\n".join(f"    {line}" for line in job.tail().splitlines())
         board.say(f"{job.name} FAILED: {how}; its last lines, the rest is in {job.log}:\n{lines}")
         return False
-    if stale:  # its code changed since: what there is of it cannot be continued
+    if stale:
         (job.home / "folder").unlink(missing_ok=True)
     last = job.tail(1).strip()
     where = "from the start" if stale or not has_checkpoint(job) else "from its checkpoint"
-    count = f"{failures[job.name]} of {retries}"
+    count = f"{failures[job.key]} of {retries}"
     board.say(f"{job.name}: {how} ({last}); tried again {where} ({count})")
     return True
 

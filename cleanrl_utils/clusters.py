@@ -234,17 +234,17 @@ WAITS |= {"REQUEUE_HOLD", "REQUEUE_FED", "SIGNALING", "STAGE_OUT", "STOPPED", "S
 
 def wait_for_slurm(todo: list[Job]) -> list[Job]:
     """Watch jobs of the queue until all have ended; returns those that failed."""
-    elements = {job.name: job.note("slurm") for job in todo}
+    elements = {job.key: job.note("slurm") for job in todo}
     left, failed, missing = list(todo), [], dict[str, float]()
     with Board(len(todo)) as board:
         while left:
             numbers = {element.partition("_")[0] for element in elements.values()}
             states = slurm_states(numbers)
             for job in list(left):
-                state = states.get(elements[job.name], "")
-                since = missing.setdefault(job.name, time.monotonic())
+                state = states.get(elements[job.key], "")
+                since = missing.setdefault(job.key, time.monotonic())
                 if state in WAITS and not job.finished:
-                    missing.pop(job.name)
+                    missing.pop(job.key)
                     continue
                 # Our own notes may come a moment after Slurm's (network file systems).
                 settled = job.finished or job.note("status") in ("failed", "interrupted")

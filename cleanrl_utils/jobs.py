@@ -97,8 +97,8 @@ class Job:
         parts = [env_id.split(":")[-1].replace("/", "-")] * bool(env_id)
         self.name = "__".join([*parts, self.command.script, str(self.seed)])
         runs_dir = Path(self.command.value("--runs-dir", "runs"))
-        key = hashlib.sha256(what.encode()).hexdigest()[:8]
-        self.home = runs_dir / ".benchmark" / f"{self.name}__{key}"
+        self.key = f"{self.name}__{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        self.home = runs_dir / ".benchmark" / self.key
         self.log = self.home / "log.txt"
 
     @property

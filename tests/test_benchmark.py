@@ -129,6 +129,49 @@ def test_one_threads_each_and_gpus_are_spread() -> None:
     assert benchmark.gpus_of(1, ["0"], None) == benchmark.gpus_of(1, ["0", "1"], 0) == {}
 
 
+STAND_IN = """
+import json, os, pathlib, sys
+if "--resume" in sys.argv:  # as a script whose settings are others by now
+    sys.exit(2)
+folder = pathlib.Path("runs/one")
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "run.json").write_text(json.dumps({"args": {}, "git": {}}))
+place = pathlib.Path(os.environ["CLEANRL_FOLDER_FILE"])
+place.write_text(os.path.relpath(folder, place.parent))
+if "crash" in sys.argv:
+    sys.exit(1)
+(folder / "finished.json").write_text("{}")
+"""
+
+
+def test_a_run_that_cannot_be_continued_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text(STAND_IN)
+    flags = ["--num-seeds", "1", "--workers", "1", "--retries", "0", "--command"]
+    assert benchmark.main([*flags, "python x.py crash"]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("starts") == 1 and "1 of 1 runs failed: x__1" in said.err
+    (home,) = (tmp_path / "runs/.benchmark").iterdir()
+    assert (home / "folder").exists()
+    assert benchmark.main([*flags, "python x.py crash"]) == 1  # refused, anew, and crashed again
+    said = capsys.readouterr().out
+    assert "x__1 goes on" in said and "tried again from the start" in said and "x__1 starts" in said
+
+
+def test_a_mistake_in_the_command_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("import sys; print('error: no such flag'); sys.exit(2)")
+    flags = ["--num-seeds", "2", "--workers", "2", "--retries", "5", "--command", "python x.py"]
+    assert benchmark.main(flags) == 1
+    said = capsys.readouterr()
+    assert said.out.count("starts") == 2 and said.out.count("error: no such flag") == 2
+    assert "2 of 2 runs failed: x__1, x__2" in said.err
+
+
 def test_a_job_is_never_run_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock belongs to the process itself: it outlives whoever started it."""
     monkeypatch.chdir(tmp_path)
