@@ -40,13 +40,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cleanrl_utils import jobs
-from cleanrl_utils.errors import missing_package, require
+from cleanrl_utils.errors import BadInput, missing_package, require
 from cleanrl_utils.jobs import Metrics, Process
 from cleanrl_utils.settings import flag
 
 try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 except ImportError:
     raise missing_package("optuna", "optuna") from None
 
@@ -126,15 +128,14 @@ class Tuner:
         self.folder = Path(runs_dir) / self.study_name
         self.wandb_kwargs = dict(wandb_kwargs or {})
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # we say it in fewer lines
-        self.study = optuna.create_study(
+        self.study = open_study(
+            storage,
             study_name=self.study_name,
-            storage=storage,
             direction=direction,
             sampler=sampler,
             pruner=pruner or optuna.pruners.NopPruner(),
-            load_if_exists=True,
         )
-        self.storage = storage
+        self.storage = make_url(storage).render_as_string(hide_password=True)
 
     # -- the study --------------------------------------------------------------------------
 
@@ -252,6 +253,7 @@ class Tuner:
         where = self.folder / f"trial_{trial.number:04}"
         where.mkdir(parents=True, exist_ok=True)
         place = (where / f"{env_id.split(':')[-1].replace('/', '-')}__{seed}.folder").resolve()
+        place.unlink(missing_ok=True)  # of an earlier study of this name
         words = [sys.executable, self.script, *as_flags(params), "--env-id", env_id]
         words += ["--seed", str(seed), "--runs-dir", str(where)]
         env = jobs.environment() | {"CLEANRL_FOLDER_FILE": str(place)}
@@ -342,6 +344,19 @@ class Tuner:
             # The first figure brings plotly along; a page must not need the network.
             parts.append(figure.to_html(full_html=False, include_plotlyjs=number == 0))
         return "\n".join(parts)
+
+
+def open_study(storage: str, **settings: Any) -> optuna.Study:
+    """The study, new or old; of several machines that begin at once, one makes the tables."""
+    for last in (False, False, False, True):
+        try:
+            return optuna.create_study(storage=storage, load_if_exists=True, **settings)
+        except (IntegrityError, ProgrammingError, OperationalError) as error:
+            if last:
+                reason = str(error.orig).strip().splitlines()[0]
+                raise BadInput(f"Tuner: the storage cannot be used: {reason}") from None
+            time.sleep(1)
+    raise AssertionError
 
 
 def figures(study: optuna.Study) -> list[Any]:

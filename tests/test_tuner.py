@@ -98,6 +98,9 @@ def final_return(folder: Path) -> float:
 def test_a_run_is_pruned_while_it_trains(tmp_path: Path) -> None:
     hopeless = optuna.pruners.ThresholdPruner(lower=10.0)
     params = {"total-timesteps": 400_000, "checkpoints": 0}
+    stale = tmp_path / "runs/test/trial_0000/CartPole-v1__0.folder"  # of a study that was deleted
+    stale.parent.mkdir(parents=True)
+    stale.write_text("nowhere")
     study = make_tuner(lambda trial: params, pruner=hopeless).tune(num_trials=1, num_seeds=2)
     (trial,) = study.trials
     assert trial.state == TrialState.PRUNED
@@ -162,3 +165,15 @@ def test_scores_are_joined_as_asked() -> None:
     assert tuner.join([[0.5, 0.2], [0.9, 1.0]]) == pytest.approx((0.2 + 0.9) / 2)
     with pytest.raises(SystemExit):
         make_tuner(dict, target_scores={"A-v0": None, "B-v0": [0, 1]})
+
+
+def test_a_storage_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        make_tuner(dict, storage="sqlite:///no/such/folder/x.db")
+    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_password_of_a_storage_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_module, "open_study", lambda *args, **settings: None)
+    tuner = make_tuner(dict, storage="postgresql+psycopg://me:secret@host/optuna")
+    assert "secret" not in tuner.storage and "host/optuna" in tuner.storage
