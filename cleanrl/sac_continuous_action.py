@@ -163,6 +163,7 @@ class Agent(nn.Module):
         self.target_critics = deepcopy(self.critics).requires_grad_(False)
         log_alpha = 0.0 if args.autotune else math.log(args.alpha)
         self.log_alpha = nn.Parameter(torch.tensor(log_alpha), requires_grad=args.autotune)
+        self.target_entropy = -envs.single_action_space.shape[0]
 
 
 # same as ddpg_continuous_action.py
@@ -197,13 +198,12 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
 
 def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
     """One gradient step of the policy, and of the temperature if it is tuned."""
-    obs, _, actions, _, _ = batch
+    obs = batch[0]
     alpha = agent.log_alpha.exp()
     new_actions, logprob = agent.actor.sample(obs)
     q = agent.critics(obs, new_actions).amin(0)
     actor_loss = (alpha.detach() * logprob - q).mean()
-    target_entropy = -actions.shape[1]  # of the whole action
-    alpha_loss = -alpha * (logprob.detach().mean() + target_entropy)
+    alpha_loss = -alpha * (logprob.detach().mean() + agent.target_entropy)
     descend(actor_loss + alpha_loss, optimizer)
     return torch.stack([actor_loss, alpha, alpha_loss]).detach()
 

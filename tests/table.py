@@ -52,6 +52,45 @@ def torch_call(function: Callable, obs: np.ndarray) -> np.ndarray:
         return function(torch.as_tensor(obs)).numpy()
 
 
+PPO_CONTINUOUS_QUICK = (
+    "--total-timesteps 5120 --num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 2"
+)
+PPO_CONTINUOUS_PROBE = (
+    "--total-timesteps 12000 --learning-rate 0.005 --num-envs 4 --num-steps 32"
+    " --num-minibatches 4 --update-epochs 4"
+)
+
+
+def unscaled_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """The critic's values of scaled rewards, on the scale of the real ones."""
+    scale = float(variables["return_stats"].var) ** 0.5
+    return scale * torch_call(variables["agent"].get_value, obs)
+
+
+DDPG_TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
+DDPG_TAGS += ["losses/qf1_values", "losses/qf1_loss", "losses/actor_loss"]
+TD3_TAGS = [*DDPG_TAGS, "losses/qf2_values", "losses/qf2_loss", "losses/qf_loss"]
+OFF_POLICY_QUICK = (
+    "--total-timesteps 600 --learning-starts 200 --num-envs 2 --batch-size 16 --buffer-size 500"
+    " --checkpoints 1"
+)
+OFF_POLICY_PROBE = (
+    "--total-timesteps 1500 --learning-starts 200 --batch-size 32 --buffer-size 2000 --tau 0.1"
+)
+
+
+def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """Of what a continuous policy would do: the smaller one of two critics."""
+    agent = variables["agent"]
+
+    def value(obs: Any) -> Any:
+        critics = agent.critics if hasattr(agent, "critics") else agent.critic
+        values = critics(obs, agent.actor.act(obs))
+        return values.amin(0) if values.ndim == 2 else values
+
+    return torch_call(value, obs)
+
+
 SCRIPTS = [
     Script(
         name="ppo",
@@ -61,5 +100,65 @@ SCRIPTS = [
         probe="--total-timesteps 12000 --learning-rate 0.005 --num-steps 32 --ent-coef 0",
         values=lambda g, obs: torch_call(g["agent"].get_value, obs),
         acts=lambda g, obs: torch_call(g["agent"].act, obs),
+    ),
+    Script(
+        name="ppo_continuous_action",
+        env_id="Pendulum-v1",
+        quick=PPO_CONTINUOUS_QUICK,
+        tags=PPO_TAGS,
+        probe=PPO_CONTINUOUS_PROBE,
+        probe_suffix="Continuous",
+        # not Constant: a reward that never varies has no scale to be divided by
+        probes=["Cue", "Discount", "Action", "Both", "Truncation"],
+        values=unscaled_values,
+        acts=lambda g, obs: torch_call(g["agent"].act, obs),
+        discrete=False,
+    ),
+    Script(
+        name="rpo_continuous_action",
+        env_id="Pendulum-v1",
+        quick=PPO_CONTINUOUS_QUICK,
+        tags=PPO_TAGS,
+        probe=PPO_CONTINUOUS_PROBE,
+        probe_suffix="Continuous",
+        probes=["Cue", "Truncation"],
+        values=unscaled_values,
+        discrete=False,
+    ),
+    Script(
+        name="sac_continuous_action",
+        env_id="Pendulum-v1",
+        quick=OFF_POLICY_QUICK,
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=f"{OFF_POLICY_PROBE} --q-lr 0.003 --policy-lr 0.003 --no-autotune --alpha 0.001",
+        probe_suffix="Continuous",
+        probes=["Cue", "Discount", "Both", "Truncation"],
+        values=critic_values,
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
+        name="td3_continuous_action",
+        env_id="Pendulum-v1",
+        quick=OFF_POLICY_QUICK,
+        tags=TD3_TAGS,
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe_suffix="Continuous",
+        probes=["Discount", "Both", "Truncation"],
+        values=critic_values,
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
+        name="ddpg_continuous_action",
+        env_id="Pendulum-v1",
+        quick=OFF_POLICY_QUICK,
+        tags=DDPG_TAGS,
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe_suffix="Continuous",
+        probes=["Both", "Truncation"],
+        values=critic_values,
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
     ),
 ]
