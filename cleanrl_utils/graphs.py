@@ -47,7 +47,8 @@ class CudaGraph:
         self.inputs = [arg.clone() for arg in args]
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph):
+        # other threads (NCCL watches its queues) go on as they like
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.outputs = self.function(*self.inputs)
 
 

@@ -46,17 +46,30 @@ NOTHING_BEFORE = {"seconds": 0.0, "csv_bytes": None, "step": 0, "returns": [], "
 
 
 class Run:
-    """See the module's docstring. `make_env` is the script's: to evaluate and film its agent."""
+    """See the module's docstring. `make_env` is the script's: to evaluate and film its agent.
 
-    def __init__(self, args: Any, make_env: Callable | None = None, quiet: bool = False):
-        self.args, self.make_env, self.quiet = args, make_env, quiet
+    Where several processes train one agent, all but one pass `writes=False`: they resume and meet
+    boundaries like that one, but write, evaluate and say nothing.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        make_env: Callable | None = None,
+        quiet: bool = False,
+        writes: bool = True,
+    ):
+        self.args, self.make_env = args, make_env
+        self.quiet, self.writes, self.csv_only = quiet or not writes, writes, not writes
         self.script = Path(sys.modules[type(args).__module__].__file__ or "script.py")
-        self.folder = Path(args.resume) if args.resume else new_folder(args)
-        self.name = (
-            str(self.folder.relative_to(args.runs_dir))
-            if not args.resume
-            else run_name(self.folder)
-        )
+        if args.resume:
+            self.folder = Path(args.resume)
+            self.name = run_name(self.folder)
+        elif writes:
+            self.folder = new_folder(args)
+            self.name = str(self.folder.relative_to(args.runs_dir))
+        else:
+            self.folder, self.name = Path(os.devnull), ""
         rng.seed_everything(args.seed)
         self.env_seed = rng.derive_seed(args.seed, 0)
         self.eval_seed = rng.derive_seed(args.seed, EVAL_SEED)
@@ -64,7 +77,6 @@ class Run:
         self.state: dict[str, Any] = {}
         self._last_eval = 0
         self._writers: list[Any] = []
-        self.csv_only = False
         self._failed = False
 
     # -- the life of a run ------------------------------------------------------------------
@@ -87,7 +99,7 @@ class Run:
         size, unset = checkpoint.nbytes(state), self.args.checkpoints is None
         if unset:  # a resumed run has the answer in its settings
             self.args.checkpoints = DEFAULT_CHECKPOINTS if size <= LARGEST_BY_DEFAULT else 0
-        if not self.args.resume:
+        if not self.args.resume and self.writes:
             self._write_record()
         self._open(start, before)
         what = f"resumes at step {before['step']:,}" if start else "starts"
@@ -113,7 +125,7 @@ class Run:
         self._next = (
             -(-(number + 1) * self.total // self.args.checkpoints) if self.args.checkpoints else -1
         )
-        if iteration > self._loaded_at:
+        if iteration > self._loaded_at and self.writes:
             self._save(iteration)
         return True
 
@@ -155,7 +167,7 @@ class Run:
 
     def evaluate(self, agent: Any, step: int) -> None:
         """Play the agent greedily when --eval-frequency says so; training does not notice."""
-        if self.evaluation_due(step):
+        if self.evaluation_due(step) and self.writes:
             self._last_eval = step
             returns = self._play(agent, video=False)
             self._write(step, "eval/mean_return", float(np.mean(returns)))
@@ -200,6 +212,8 @@ class Run:
 
     def finish(self, agent: Any) -> None:
         """The end: save, evaluate and share the model as the flags ask, and close everything."""
+        if not self.writes:
+            return self._close()
         summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}
         if returns := list(self._progress.returns):
             summary |= {"episodic_return": float(np.mean(returns)), "episodes": len(returns)}
@@ -208,7 +222,9 @@ class Run:
             path = self.folder / f"{self.args.exp_name}.cleanrl_model"
             evaluate.save_model(path, agent, self.args, self.script.stem)
             self.say(f"model: {path}")
-        if self.args.save_model and self.make_env:
+        filmed = any((Path("videos") / self.name).glob("*.mp4"))  # not where EnvPool or JAX step
+        film = self.args.capture_video and not filmed
+        if self.make_env and (self.args.save_model or film):
             returns = self._play(agent, video=self.args.capture_video)
             for episode, value in enumerate(returns):
                 self._write(episode, "eval/episodic_return", value)
@@ -244,7 +260,10 @@ class Run:
         self._began = time.perf_counter() - before["seconds"]
         self._start_step, self._start_seconds = before["step"], before["seconds"]
         self._last_eval = before["last_eval"]
-        self._csv = CsvWriter(self.folder / "metrics.csv", before["csv_bytes"])
+        if self.writes:
+            self._csv = CsvWriter(self.folder / "metrics.csv", before["csv_bytes"])
+        else:
+            self._csv = CsvWriter(Path(os.devnull))
         if not self.csv_only:
             record = json.loads((self.folder / "run.json").read_text())
             keep, step = before["csv_bytes"], before["step"]

@@ -1,0 +1,335 @@
+"""Proximal Policy Optimization (PPO) for Atari games, by processes that average their gradients.
+
+    torchrun --standalone --nproc_per_node=2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4
+
+Each process (rank) steps environments of its own. They share GPUs if there are fewer of those.
+
+Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, distributed, nn, optim
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.envs import is_atari, make, require_spaces
+from cleanrl_utils.rng import derive_seed
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """id of the game; any other environment of pictures works, too, as module:Id"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    local_num_envs: int = 8
+    """environments that each process steps side by side"""
+    device_ids: list[int] = field(default_factory=list)
+    """GPU of each process, e.g. 0 0 1 1 for four processes; empty: one after the other"""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """how gradients travel; nccl is faster, and needs a GPU for each process"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    num_steps: int = 128
+    """steps of each environment between two updates"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches an epoch is cut into"""
+    update_epochs: int = 4
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.1
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rank = int(
+            os.environ.get("RANK", 0)
+        )  # torchrun sets these; there is one process without
+        self.world_size = int(os.environ.get("WORLD_SIZE", 1))
+        require(self.local_num_envs > 0, "--local-num-envs must be at least 1")
+        self.num_envs = self.local_num_envs * self.world_size
+        self.batch_size = self.num_envs * self.num_steps
+        self.local_batch_size = self.local_num_envs * self.num_steps
+        self.local_minibatch_size = self.local_batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"--local-num-envs x --num-steps = {self.local_batch_size}"
+        divides = self.local_batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        batch += f" steps x {self.world_size} processes"
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+# same as ppo_atari.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
+        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        if game:
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            if "FIRE" in env.unwrapped.get_action_meanings():
+                env = atari.FireReset(env)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    first = args.rank * args.local_num_envs
+    return vector([one(args.seed + i, i) for i in range(first, first + args.local_num_envs)])
+
+
+# same as ppo_atari.py
+def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+# same as ppo_atari.py
+class Agent(nn.Module):
+    """Actor and critic, two heads on the convolutional network of DQN's Nature paper."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.network = nn.Sequential(
+            *(layer_init(nn.Conv2d(4, 32, 8, stride=4)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
+            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
+        )
+        self.critic = layer_init(nn.Linear(512, 1), std=1.0)
+        # near-equal probabilities at first: explore before having opinions
+        self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
+
+    def features(self, obs: Tensor) -> Tensor:
+        """Of bytes, (..., 4, 84, 84)."""
+        pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
+        return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        logits = self.actor(self.features(obs))
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self.critic(self.features(obs)).squeeze(-1)
+
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        features = self.features(obs)
+        logprobs = self.actor(features).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return logprob, entropy, self.critic(features).squeeze(-1)
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+def gradient(agent: Agent, args: Args, *minibatch: Tensor) -> Tensor:
+    """This rank's gradient as one row, and behind it the losses and diagnostics, in log order."""
+    obs, actions, logprobs, values, advantages, returns, real = minibatch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    gradients = torch.autograd.grad(loss, list(agent.parameters()))
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    metrics = torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    return torch.cat([*(g.flatten() for g in gradients), metrics])
+
+
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, total: Tensor) -> Tensor:
+    """One step along the mean gradient of all ranks; returns their mean losses and diagnostics."""
+    parameters = list(agent.parameters())
+    *gradients, metrics = (total / args.world_size).split([p.numel() for p in parameters] + [6])
+    for parameter, flat in zip(parameters, gradients, strict=True):
+        parameter.grad = flat.view_as(parameter)
+    nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
+    optimizer.step()
+    return metrics
+
+
+def join_others(args: Args) -> None:
+    """Take this process's GPU and meet the other processes; if one of them dies, they all end."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # on this machine
+    gpus = torch.cuda.device_count() if args.cuda else 0
+    ids = args.device_ids or [i % max(gpus, 1) for i in range(processes)]
+    require(
+        len(ids) == processes,
+        f"--device-ids names {len(ids)} GPUs, there are {processes} processes",
+    )
+    if gpus:
+        require(max(ids) < gpus, f"--device-ids: there are {gpus} GPUs, the first is 0")
+        torch.cuda.set_device(ids[int(os.environ.get("LOCAL_RANK", 0))])
+    apart = len(set(ids)) == processes <= gpus
+    require(args.backend == "gloo" or apart, "--backend nccl needs a GPU for each process")
+    if args.world_size > 1:
+        distributed.init_process_group(args.backend, timeout=timedelta(minutes=30))
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    join_others(args)
+    run = Run(args, make_env, writes=args.rank == 0)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "ppo_continuous_action.py")
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    differentiate = run.accelerate(partial(gradient, agent, args))
+    learn = run.accelerate(partial(update, agent, optimizer, args))
+
+    # One rollout, (num_steps, local_num_envs). obs has one row more: what the last action led to.
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, dtype=torch.uint8, device=device)
+    actions = torch.zeros(args.num_steps, args.local_num_envs, dtype=torch.long, device=device)
+    record = np.zeros((4, args.num_steps, args.local_num_envs), np.float32)
+
+    ranks = torch.tensor(args.world_size)
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, ranks=ranks)
+    require(ranks == args.world_size, f"--resume {args.resume} needs {ranks} processes, as before")
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            next_obs, _ = envs.reset(seed=run.env_seed + args.rank * args.local_num_envs)
+            ended = np.zeros(args.local_num_envs, bool)
+            # equal weights so far; from here on each rank samples for itself, resumed or not
+            torch.manual_seed(derive_seed(run.env_seed, args.rank))
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        for step in range(args.num_steps):
+            obs[step] = torch.as_tensor(next_obs)
+            actions[step] = sample(obs[step])
+            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            run.log_episodes(infos, global_step)
+        obs[-1] = torch.as_tensor(next_obs)
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        with torch.no_grad():
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
+            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
+        advantages = gae(rewards, values, terminated, done, args)
+        returns = advantages + values[:-1]
+        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.local_batch_size, device=device)
+            split = [x[shuffled].split(args.local_minibatch_size) for x in batch]
+            for minibatch in zip(*split, strict=True):
+                total = differentiate(*minibatch)
+                if args.world_size > 1:  # one message for all parameters
+                    distributed.all_reduce(total)
+                losses.append(learn(total))
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)
+    if args.world_size > 1:
+        distributed.destroy_process_group()
