@@ -53,7 +53,7 @@ def torch_call(function: Callable, obs: np.ndarray) -> np.ndarray:
 
 
 PPO_CONTINUOUS_QUICK = (
-    "--total-timesteps 5120 --num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 2"
+    "--total-timesteps 2048 --num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 2"
 )
 PPO_CONTINUOUS_PROBE = (
     "--total-timesteps 12000 --learning-rate 0.005 --num-envs 4 --num-steps 32"
@@ -103,7 +103,7 @@ SCRIPTS = [
     ),
     Script(
         name="ppo_continuous_action",
-        env_id="Pendulum-v1",
+        env_id="probes:ProbeBothContinuous-v0",
         quick=PPO_CONTINUOUS_QUICK,
         tags=PPO_TAGS,
         probe=PPO_CONTINUOUS_PROBE,
@@ -116,7 +116,7 @@ SCRIPTS = [
     ),
     Script(
         name="rpo_continuous_action",
-        env_id="Pendulum-v1",
+        env_id="probes:ProbeBothContinuous-v0",
         quick=PPO_CONTINUOUS_QUICK,
         tags=PPO_TAGS,
         probe=PPO_CONTINUOUS_PROBE,
