@@ -1,0 +1,115 @@
+"""Statistics of sets of runs, in plain NumPy: what a few runs per task allow to say.
+
+A set is a list of arrays, one per task, each with the final scores of its runs. Intervals come from
+the stratified bootstrap: runs are drawn again with replacement, within their own task. See Agarwal
+et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", 2021.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Set = Sequence[np.ndarray]
+
+RESAMPLES = 50_000
+CONFIDENCE = 0.95
+CHUNK = 4_000_000  # numbers at a time: keeps the memory small, whatever the number of runs
+
+
+def interval(samples: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The middle `confidence` of bootstrap samples."""
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(samples, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def iqm(scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Interquartile mean over the last axis: mean of the middle half, deaf to single outliers.
+
+    Unweighted, a quarter of the runs (rounded down) is left out on either side.
+    """
+    if weights is None:
+        ordered, cut = np.sort(scores, axis=-1), scores.shape[-1] // 4
+        return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
+    order = np.argsort(scores, axis=-1)
+    edges = np.cumsum((weights / weights.sum())[order], axis=-1)
+    inside = np.diff(np.clip(edges, 0.25, 0.75), axis=-1, prepend=0.25)
+    return (np.take_along_axis(scores, order, -1) * inside).sum(-1) / 0.5
+
+
+def task_weights(runs: Set) -> np.ndarray | None:
+    """Weights with which every task counts the same; None if each has equally many runs."""
+    sizes = np.array([len(scores) for scores in runs])
+    return None if len(set(sizes)) == 1 else np.repeat(1 / sizes, sizes)
+
+
+def set_iqm(runs: Set) -> float:
+    return float(iqm(np.concatenate(runs), task_weights(runs)))
+
+
+def bootstrap_iqm(runs: Set, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
+    """The set's interquartile mean in each of `resamples` stratified resamplings."""
+    random, weights = np.random.default_rng(seed), task_weights(runs)
+    total = sum(len(scores) for scores in runs)
+    out, chunk = [], max(1, CHUNK // total)
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        drawn = [scores[random.integers(0, len(scores), (count, len(scores)))] for scores in runs]
+        out.append(iqm(np.concatenate(drawn, axis=1), weights))
+    return np.concatenate(out)
+
+
+def difference(
+    old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[float, tuple[float, float]]:
+    """Interquartile mean of `new` less that of `old`, and its interval."""
+    samples = bootstrap_iqm(new, seed + 1, resamples) - bootstrap_iqm(old, seed, resamples)
+    return set_iqm(new) - set_iqm(old), interval(samples)
+
+
+def profile(runs: Set, levels: np.ndarray) -> np.ndarray:
+    """Performance profile: the share of runs that score above each level; tasks count the same."""
+    shares = [(scores[:, None] > levels).mean(0) for scores in runs]
+    return np.mean(shares, axis=0)
+
+
+def profile_interval(
+    runs: Set, levels: np.ndarray, seed: int = 0, resamples: int = 2000
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pointwise interval of the profile."""
+    random = np.random.default_rng(seed)
+    total: np.ndarray | float = 0.0
+    for scores in runs:
+        n = len(scores)
+        counts = random.multinomial(n, np.full(n, 1 / n), resamples)  # how often each is drawn
+        total = total + counts @ (scores[:, None] > levels) / n
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(np.asarray(total) / len(runs), [tail, 1 - tail], axis=0)
+    return low, high
+
+
+def improvement(
+    old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[float, tuple[float, float]]:
+    """Probability that a run of `new` beats one of `old` on the same task, a tie counting half."""
+    random = np.random.default_rng(seed)
+    points, samples = [], np.zeros(resamples)
+    for a, b in zip(old, new, strict=True):
+        wins = (b[:, None] > a) + 0.5 * (b[:, None] == a)
+        points.append(wins.mean())
+        drawn_a = random.multinomial(len(a), np.full(len(a), 1 / len(a)), resamples)
+        drawn_b = random.multinomial(len(b), np.full(len(b), 1 / len(b)), resamples)
+        samples += ((drawn_b @ wins) * drawn_a).sum(1) / wins.size
+    return float(np.mean(points)), interval(samples / len(points))
+
+
+def regressed(old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES) -> bool:
+    """Whether `new` is worse beyond doubt.
+
+    It is if the 95% interval of the difference of the interquartile means lies below zero and the
+    sets' own 95% intervals do not overlap. The first alone would flag one of forty comparisons of
+    identical code, which is too many for a check that every change has to pass.
+    """
+    before, after = bootstrap_iqm(old, seed, resamples), bootstrap_iqm(new, seed + 1, resamples)
+    apart = interval(after)[1] < interval(before)[0]
+    return bool(apart and interval(after - before)[1] < 0)

@@ -1,0 +1,387 @@
+"""Comparing sets of runs: the statistics computed in another way, the command, its page."""
+
+import json
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cleanrl_utils import results, rlops, stats
+
+CHROMIUM = Path("/usr/bin/chromium")
+RETURN = results.RETURN
+
+
+def make_run(
+    where: Path,
+    seed: int,
+    level: float,
+    env_id: str = "CartPole-v1",
+    exp_name: str = "ppo",
+    tags: Sequence[str] = (),
+    commit: str = "a" * 40,
+    episodes: int = 200,
+    finished: bool = True,
+    losses: int = 50,
+) -> Path:
+    """The folder of a run that was never trained; it ends at about `level`."""
+    random = np.random.default_rng([seed, len(tags), len(exp_name), len(env_id)])
+    folder = where / f"{env_id}__{exp_name}__{seed}__{'-'.join(tags) or commit[:3]}"
+    folder.mkdir(parents=True)
+    record = {
+        "args": {"exp_name": exp_name, "env_id": env_id, "seed": seed},
+        "script": exp_name,
+        "command": [f"{exp_name}.py"],
+        "started": f"2026-01-01T00:00:{seed:02}Z",
+        "tags": list(tags),
+        "git": {"commit": commit, "dirty": False},
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    if finished:
+        (folder / "finished.json").write_text("{}")
+    own = level * (1 + 0.03 * random.standard_normal())
+    grown = np.minimum(1, np.arange(1, episodes + 1) / episodes * 2)
+    values = own * grown + random.standard_normal(episodes) * level / 50
+    lines = ["step,seconds,tag,value"]
+    for i, value in enumerate(values.tolist()):
+        lines.append(f"{(i + 1) * 50},{(i + 1) * 0.1:.3f},{RETURN},{value!r}")
+    for i in range(losses):
+        lines.append(f"{(i + 1) * 200},{(i + 1) * 0.4:.3f},losses/value_loss,{1 / (i + 1)!r}")
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def normal(seed: int, mean: float, std: float, sizes: Sequence[int]) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.normal(mean, std, size) for size in sizes]
+
+
+# -- statistics -------------------------------------------------------------------------------
+
+
+def test_interquartile_mean_and_its_interval_are_scipys() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for size in (3, 4, 7, 10, 40):
+        (x,) = normal(size, 0, 1, [size])
+        assert stats.iqm(x) == pytest.approx(scipy_stats.trim_mean(x, 0.25))
+    (x,) = normal(1, 5, 1, [12])
+    trim = lambda x, axis: scipy_stats.trim_mean(x, 0.25, axis=axis)  # noqa: E731
+    theirs = scipy_stats.bootstrap(
+        (x,), trim, vectorized=True, n_resamples=20_000, method="percentile", rng=0
+    ).confidence_interval
+    assert stats.interval(stats.bootstrap_iqm([x])) == pytest.approx(tuple(theirs), abs=0.02)
+
+
+def test_every_task_counts_the_same() -> None:
+    a, b = np.array([1.0, 2.0, 3.0, 4.0]), np.array([11.0, 12.0])
+    even = [a, np.repeat(b, 2)]  # the same two tasks, with equally many runs
+    assert stats.set_iqm([a, b]) == pytest.approx(stats.set_iqm(even))
+    levels = np.array([2.5, 11.5])
+    assert stats.profile([a, b], levels) == pytest.approx([0.75, 0.25])
+    # resampling is within tasks: all runs of a task the same leaves nothing to vary
+    assert np.ptp(stats.bootstrap_iqm([np.full(5, 1.0), np.full(5, 9.0)], resamples=100)) == 0
+
+
+def test_probability_of_improvement_is_that_of_all_pairs() -> None:
+    old, new = normal(0, 0, 1, [5, 7]), normal(1, 0.5, 1, [6, 4])
+    old[0][0] = new[0][0]  # a tie
+    pairs = [[(y > x) + (y == x) / 2 for x in a for y in b] for a, b in zip(old, new, strict=True)]
+    value, (low, high) = stats.improvement(old, new)
+    assert value == pytest.approx(np.mean([np.mean(task) for task in pairs]))
+    random, brute = np.random.default_rng(5), []
+    for _ in range(3000):
+        each = []
+        for a, b in zip(old, new, strict=True):
+            x, y = random.choice(a, len(a)), random.choice(b, len(b))
+            each.append(((y[:, None] > x) + (y[:, None] == x) / 2).mean())
+        brute.append(np.mean(each))
+    assert (low, high) == pytest.approx(tuple(np.quantile(brute, [0.025, 0.975])), abs=0.02)
+
+
+def test_profile_interval_holds_the_profile() -> None:
+    runs, levels = normal(3, 0, 1, [10, 6]), np.linspace(-1, 1, 9)
+    low, high = stats.profile_interval(runs, levels)
+    assert (low <= stats.profile(runs, levels)).all() and (
+        stats.profile(runs, levels) <= high
+    ).all()
+    assert (high - low).max() > 0.1
+
+
+def test_a_planted_regression_is_found_and_identical_code_is_not_flagged() -> None:
+    for seed in range(20):
+        old = normal(seed, 100, 3, [10])
+        assert not stats.regressed(old, normal(seed + 100, 100, 3, [10]), seed, 5000)
+        assert stats.regressed(old, normal(seed + 200, 90, 3, [10]), seed, 5000)
+        assert not stats.regressed(old, normal(seed + 300, 110, 3, [10]), seed, 5000)
+
+
+def test_fifty_thousand_resamples_take_no_time() -> None:
+    runs = normal(0, 1, 0.1, [10, 10, 10])
+    began = time.process_time()
+    assert len(stats.bootstrap_iqm(runs)) == 50_000
+    assert time.process_time() - began < 3  # 0.3 s on an idle machine
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """v1 and v2, the latter 10% worse; two tasks, five seeds each."""
+    monkeypatch.chdir(tmp_path)
+    for seed in range(1, 6):
+        for env_id, level in (("CartPole-v1", 400.0), ("Acrobot-v1", 90.0)):
+            make_run(tmp_path / "runs", seed, level, env_id, tags=["v1"])
+            make_run(tmp_path / "runs", seed, 0.9 * level, env_id, tags=["v2"], commit="b" * 40)
+    return tmp_path
+
+
+def test_table_pictures_and_exit_status(two_versions: Path, capsys: pytest.CaptureFixture) -> None:
+    flags = "--exp-name ppo --tags v1 v2 --env-ids CartPole-v1 Acrobot-v1"
+    flags += " --output-filename out/compare.png --scan-history --metric-last-n-average-window 100"
+    assert rlops.main([*flags.split(), "--fail-on-regression"]) == 1
+    printed = capsys.readouterr()
+    assert "v2 is worse than v1" in printed.err
+    assert "| CartPole-v1 | 39" in printed.out or "| CartPole-v1 | 40" in printed.out
+    assert "interquartile mean" in printed.out and "P(improvement)" in printed.out
+    assert (two_versions / "out/compare.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (two_versions / "out/compare.svg").read_text()
+    # the other way round, v2 is better than the baseline
+    assert rlops.main(["--tags", "v2", "v1", "--fail-on-regression"]) == 0
+    # so are the sets made by commit: the same runs, the same verdict
+    assert rlops.main(["--commits", "aaaa", "bbbb", "--fail-on-regression"]) == 1
+
+
+def scores(printed: str) -> list[float]:
+    (line,) = [line for line in printed.splitlines() if line.startswith("| CartPole-v1")]
+    return [float(cell.split()[0]) for cell in line.split("|")[2:-1] if cell.strip() != "-"]
+
+
+def test_the_window_and_the_metric_are_used(
+    two_versions: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = two_versions / "runs/CartPole-v1__ppo__1__v1"
+    table = results.read_metrics(folder)
+    values = table[table.tag == RETURN].value
+    flags = ["--tags", "v1", "--env-ids", "CartPole-v1"]
+    for window in (1, 150):
+        rlops.main([*flags, "--metric-last-n-average-window", str(window)])
+        mean = scores(capsys.readouterr().out)[0]
+        runs = [run for run in results.find_runs("runs") if "v1" in run.record["tags"]]
+        runs = [run for run in runs if run.record["args"]["env_id"] == "CartPole-v1"]
+        tables = [run.metrics() for run in runs]
+        ends = [t[t.tag == RETURN].value.to_numpy()[-window:].mean() for t in tables]
+        assert mean == pytest.approx(np.mean(ends), abs=0.01)
+    assert len(values) == 200
+    rlops.main([*flags, "--metric", "losses/value_loss", "--metric-last-n-average-window", "1"])
+    assert scores(capsys.readouterr().out) == [pytest.approx(0.02)]
+
+
+def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureFixture) -> None:
+    make_run(two_versions / "runs", 9, 100.0, tags=["v2"], finished=False)
+    assert rlops.main(["--tags", "v1", "v2"]) == 0
+    assert "1 runs have not finished" in capsys.readouterr().err
+    for flags, message in [
+        ("--tags v1 v2 --fail-on-regression", "have not finished"),
+        ("--tags v1 --fail-on-regression", "needs two sets"),
+        ("--tags v1 v3", "no run for v3"),
+        ("--tags v1 --metric charts/nothing", "no finished run that logged charts/nothing"),
+        ("--runs-dir nowhere", "--runs-dir nowhere: no such folder"),
+        ("--tags v1 --metric-last-n-average-window 0", "at least 1"),
+    ]:
+        with pytest.raises(SystemExit) as stop:
+            rlops.main(flags.split())
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_too_few_runs_are_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        make_run(tmp_path / "runs", seed, 100.0, exp_name="ppo")
+        make_run(tmp_path / "runs", seed, 50.0, exp_name="other")
+    with pytest.raises(SystemExit) as stop:
+        rlops.main(["--exp-names", "ppo", "other", "--fail-on-regression"])
+    assert stop.value.code == 2 and "too few runs" in capsys.readouterr().err
+
+
+def test_new_runs_against_committed_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in range(1, 6):
+        make_run(tmp_path / "old", seed, 100.0)
+        make_run(tmp_path / "runs", seed, 80.0)
+    results.add(["old"], tmp_path / "committed")
+    flags = "--results-dir committed --runs-dir runs --exp-name ppo --fail-on-regression"
+    assert rlops.main(flags.split()) == 1
+    assert "runs is worse than committed results" in capsys.readouterr().err
+    first, second = (results.find_runs(name) for name in ("old", "runs"))
+    expected = [np.mean([results.summary(r)["final_return"] for r in s]) for s in (first, second)]
+    rlops.main(flags.replace("--fail-on-regression", "").split())
+    assert scores(capsys.readouterr().out) == pytest.approx(expected, abs=0.02)
+
+
+def test_parquet_has_every_value(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for seed in (1, 2, 3):
+        make_run(tmp_path / "runs", seed, 100.0 * seed, losses=10 * seed)
+    runs = results.find_runs(tmp_path / "runs")
+    path = tmp_path / "out/all.parquet"
+    assert len(results.export(path, [str(tmp_path / "runs")])) == 3 * 200 + 60
+    table = pd.read_parquet(path)
+    for run in runs:
+        mine = table[table.run == run.folder.name][["step", "seconds", "tag", "value"]]
+        assert mine.astype({"tag": str}).to_numpy().tolist() == (
+            run.metrics().astype({"tag": str}).to_numpy().tolist()
+        )
+    assert set(table.seed) == {1, 2, 3} and set(table.env_id) == {"CartPole-v1"}
+    results.add([str(tmp_path / "runs")], tmp_path / "committed")
+    results.export(path, folder=tmp_path / "committed")
+    curves = pd.read_parquet(path)
+    assert len(curves) == 300 and {"commit", "hardware", "versions", "command"} <= set(curves)
+
+
+def test_two_sets_of_ten_large_runs_are_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in range(1, 11):
+        for tag in ("v1", "v2"):
+            folder = make_run(tmp_path / "runs", seed, 100.0, tags=[tag], losses=100)
+            with open(folder / "metrics.csv", "a") as file:
+                for i in range(25_000):
+                    file.write(f"{10_000 + i},{20 + i / 1000:.3f},losses/entropy,{i / 7!r}\n")
+            assert (folder / "metrics.csv").stat().st_size > 1_000_000
+    words = ["-m", "cleanrl_utils.rlops", "--tags", "v1", "v2", "--report", "--fail-on-regression"]
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
+    seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    assert seconds < 20 * 3  # 20 s on an idle machine; tests share theirs
+    assert (tmp_path / "compare.html").stat().st_size < 2_000_000
+
+
+class FakeWandb(types.ModuleType):
+    """Answers as wandb's public API does; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.asked: list[Any] = []
+
+    def Api(self, timeout: int) -> "FakeWandb":  # noqa: N802
+        return self
+
+    def runs(self, path: str, filters: dict) -> list[Any]:
+        self.asked.append((path, filters))
+        made = []
+        for tag, level in (("pr-299", 100.0), ("rlops-pilot", 100.0)):
+            for seed in (1, 2, 3):
+                rows = [
+                    {RETURN: level + seed + i / 100, "global_step": i, "_runtime": i / 10}
+                    for i in range(1, 201)
+                ]
+                made.append(
+                    types.SimpleNamespace(
+                        name=f"{tag}-{seed}",
+                        config={"exp_name": "ddpg", "env_id": "Hopper-v2", "seed": seed},
+                        tags=[tag],
+                        commit="c" * 40,
+                        state="finished",
+                        scan_history=lambda keys, rows=rows: self.asked.append("scan") or rows,
+                        history=lambda samples, keys, pandas, rows=rows: rows[::10],
+                    )
+                )
+        return made
+
+
+def test_weights_and_biases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    flags = "--exp-name ddpg --wandb-project-name cleanrl --wandb-entity openrlbenchmark"
+    flags += " --tags pr-299 rlops-pilot --env-ids Hopper-v2 --output-filename compare.png"
+    flags += " --scan-history --metric-last-n-average-window 100 --report"
+    assert rlops.main(flags.split()) == 0
+    printed = capsys.readouterr().out
+    assert "| Hopper-v2 | 103.50 ± 0.82 (3) | 103.50 ± 0.82 (3) |" in printed
+    path, filters = fake.asked[0]
+    assert path == "openrlbenchmark/cleanrl" and fake.asked.count("scan") == 6
+    assert {"tags": {"$in": ["pr-299", "rlops-pilot"]}} in filters["$and"]
+    monkeypatch.setattr(fake, "runs", lambda *a, **k: 1 / 0)
+    with pytest.raises(SystemExit) as stop:
+        rlops.main(flags.split())
+    assert stop.value.code == 2 and "cannot be read" in capsys.readouterr().err
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+def test_the_page_works_in_a_browser(two_versions: Path, width: int) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    evil = two_versions / "runs/CartPole-v1__ppo__1__v1/run.json"
+    record = json.loads(evil.read_text())
+    record["tags"].append("</script><script>document.title='broken'</script>")
+    evil.write_text(json.dumps(record))
+    assert rlops.main(["--tags", "v1", "v2", "--report"]) == 0
+    said: list[str] = []
+    requests: list[str] = []
+    with playwright.sync_playwright() as p:
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = p.chromium.launch(executable_path=str(CHROMIUM), args=options)
+        context = browser.new_context(offline=True, viewport={"width": width, "height": 800})
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(f"file://{two_versions}/compare.html")
+        curves = page.locator(".chart path.curve")
+        assert page.title() == "Comparison of runs"
+        assert page.locator(".chart").count() == 2 and curves.count() == 4
+        assert page.locator("#summary td", has_text="CartPole-v1").count() == 1
+        # a click hides a set, another shows it
+        page.locator("#legend button", has_text="v2").click()
+        assert curves.count() == 2 and curves.first.get_attribute("data-group") == "v1"
+        page.locator("#legend button", has_text="v2").click()
+        assert curves.count() == 4
+        # single runs: one of the five leaves the mean, then the others
+        before = curves.first.get_attribute("d")
+        page.locator("#single summary").click()
+        page.locator("#runs button", has_text="CartPole-v1__ppo__1__v1").click()
+        charts = page.locator(".chart", has_text="CartPole-v1")
+        assert curves.count() == 4
+        page.locator("#all").click()
+        assert curves.first.get_attribute("d") == before
+        # every run on its own, another metric, time instead of steps, other smoothing
+        page.locator("#group").select_option("run")
+        assert curves.count() == 20
+        page.locator("#group").select_option("seed")
+        assert curves.count() == 10
+        page.locator("#group").select_option("set")
+        page.locator("#smooth").fill("0.9")
+        assert curves.first.get_attribute("d") != before
+        page.locator("#axis").select_option("minutes")
+        assert charts.locator("text", has_text="minutes").count() == 1
+        page.locator("#metric").select_option("losses/value_loss")
+        assert curves.count() == 4
+        # hovering names values
+        page.locator(".chart svg").first.hover()
+        tip = page.locator(".chart .tip").first
+        assert tip.is_visible() and "v1:" in tip.inner_text() and "v2:" in tip.inner_text()
+        # nothing sticks out sideways, also on a phone
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+    assert said == [] and all(url.startswith(("file:", "data:")) for url in requests)
