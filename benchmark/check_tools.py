@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 ROOT = Path(__file__).resolve().parent.parent
 PPO = f"{sys.executable} {ROOT}/cleanrl/ppo.py --cuda False"
 PATHS = os.pathsep.join(
@@ -54,27 +52,37 @@ def faults(args: argparse.Namespace, folder: Path) -> bool:
     return status == 1 and finished == 11 and resumed and named and rest
 
 
+def cpu_and_memory(process: int) -> tuple[float, float] | None:
+    """Seconds of CPU and MiB of memory of a process (Linux); None if it is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def pool(args: argparse.Namespace, folder: Path) -> bool:
     """The time in which a worker had no run, and the pool's own CPU time and memory."""
     # Each run notes its own beginning and end, so the pool cannot flatter itself.
     timed = 's=$EPOCHREALTIME; "$@"; r=$?; echo $s $EPOCHREALTIME >> times.txt; exit $r'
-    command = f"bash -c {shlex.quote(timed)} run {PPO} --total-timesteps {args.steps or 512}"
+    run = args.command or f"{PPO} --total-timesteps {args.steps or 512}"
+    command = f"bash -c {shlex.quote(timed)} run {run}"
     flags = ["--env-ids", "CartPole-v1", "--num-seeds", str(args.runs)]
     flags += ["--command", command, "--workers", str(args.workers)]
     began, memory = time.time(), list[tuple[int, float]]()
     with open(folder / "out.txt", "w") as out:
         words = [sys.executable, "-m", "cleanrl_utils.benchmark", *flags]
         env = {**os.environ, "PYTHONPATH": PATHS}
-        process = psutil.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)
+        process = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)
         times, cpu = folder / "times.txt", 0.0
         while process.poll() is None:
             time.sleep(1)
-            try:
-                cpu = sum(process.cpu_times()[:2])
-                done = times.read_text().count("\n") if times.exists() else 0
-                memory.append((done, process.memory_info().rss / 2**20))
-            except psutil.Error:
-                break
+            done = times.read_text().count("\n") if times.exists() else 0
+            if found := cpu_and_memory(process.pid):
+                cpu = found[0]
+                memory.append((done, found[1]))
         process.wait()
     spans = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
     first, last = min(s for s, _ in spans), max(e for _, e in spans)
@@ -157,6 +165,7 @@ def main() -> int:
     parser.add_argument("check", choices=CHECKS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--runs", type=int, default=200, help="of the pool")
+    parser.add_argument("--command", help="for the pool, instead of PPO: bash -c 'sleep 2'")
     parser.add_argument("--studies", type=int, default=5, help="with and without pruning, each")
     parser.add_argument("--trials", type=int, default=20, help="of a study")
     parser.add_argument("--steps", type=int, default=0, help="of a run; 0: the check's own number")
