@@ -49,10 +49,9 @@ def find_model(args: EnjoyArgs) -> Path:
         require(path.exists(), f"--run {path}: no such folder or file")
         return path if path.is_file() else model_in(path)
     if args.hf_entity or args.hf_repository:
-        from cleanrl_utils.huggingface import download_model
+        from cleanrl_utils.huggingface import download_model, repository_name
 
-        name = f"{args.env_id}-{args.exp_name}-seed{args.seed}".replace("/", "-")
-        repository = args.hf_repository or f"{args.hf_entity}/{name}"
+        repository = args.hf_repository or repository_name(vars(args), args.hf_entity)
         return download_model(repository, args.exp_name)
     for run in reversed(results.find_runs(args.runs_dir)):
         settings = run.record["args"]

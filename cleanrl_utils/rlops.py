@@ -470,6 +470,7 @@ def draw_statistics(c: Comparison, axes: Any) -> None:
     axes[1].set(title="interquartile mean, 95% interval", xlabel="normalised score")
     axes[1].set_yticks(range(len(c.labels)), c.labels)
     axes[1].invert_yaxis()
+    axes[1].use_sticky_edges = False  # the shortest bar needs its margin, too
     axes[1].grid(alpha=0.3, axis="x")
 
 

@@ -1,0 +1,157 @@
+"""Sharing models, against a server that speaks the hub's API."""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import yaml
+from hub import Hub
+
+from cleanrl import ppo
+from cleanrl_utils import evaluate, huggingface
+
+ENV_ID = "CartPole-v1"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    server = Hub()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with an untrained model: fast to make, and it plays as well as any other."""
+    folder = tmp_path / "runs" / f"{ENV_ID}__ppo__3__1700000000"
+    folder.mkdir(parents=True)
+    args = ppo.Args(exp_name="ppo", env_id=ENV_ID, seed=3, cuda=False, save_model=True)
+    args.hf_entity, args.wandb_entity = "somebody", "hush"
+    envs = gym.vector.SyncVectorEnv([ppo.make_env(ENV_ID, 3, 0, False, "")])
+    evaluate.save_model(folder / "ppo.cleanrl_model", ppo.Agent(envs), args, "ppo")
+    envs.close()
+    record = {
+        "args": vars(args),
+        "script": "ppo",
+        "script_path": "cleanrl/ppo.py",
+        "command": ["ppo.py", "--no-cuda", "--seed", "3", "--hf-entity", "somebody"],
+        "git": {"commit": "d" * 40, "dirty": False},
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "finished.json").write_text(json.dumps({"eval_returns": [10.0, 20.0, 30.0]}))
+    rows = "".join(f"{i},{i / 10},charts/episodic_return,{i / 2}\n" for i in range(1, 50))
+    (folder / "metrics.csv").write_text("step,seconds,tag,value\n" + rows)
+    film = tmp_path / "videos" / f"{folder.name}-eval"
+    film.mkdir(parents=True)
+    (film / "episode-0.mp4").write_bytes(b"a film")
+    return folder
+
+
+def command(
+    module: str, flags: str, hub: Hub | str, cwd: Path, token: str = "dummy"
+) -> subprocess.CompletedProcess:
+    """The client reads its settings when it is imported, so every command is a process."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub if isinstance(hub, str) else hub.url}
+    environment |= {
+        "HF_HOME": str(cwd / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_ETAG_TIMEOUT": "5",
+    }
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "no_proxy": "*"}
+    environment |= {"HF_TOKEN": token} if token else {}
+    words = [sys.executable, "-m", f"cleanrl_utils.{module}", *flags.split()]
+    return subprocess.run(
+        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
+    )
+
+
+def returns(printed: str) -> list[str]:
+    return re.findall(r"episodic_return=(\S+)", printed)
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, run: Path, tmp_path: Path) -> None:
+    done = command("huggingface", f"{run} --hf-entity somebody", hub, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert hub.tokens == {"Bearer dummy"}
+    (name,) = hub.repositories
+    files = hub.repositories[name]
+    assert name == "somebody/CartPole-v1-ppo-seed3"
+    assert set(files) == {"ppo.cleanrl_model", "README.md", "curve.png", "replay.mp4"}
+    assert files["ppo.cleanrl_model"] == (run / "ppo.cleanrl_model").read_bytes()
+    assert files["curve.png"].startswith(b"\x89PNG") and files["replay.mp4"] == b"a film"
+
+    _, front, card = files["README.md"].decode().split("---\n", 2)
+    about = yaml.safe_load(front)
+    assert about["library_name"] == "cleanrl" and ENV_ID in about["tags"]
+    (metric,) = about["model-index"][0]["results"][0]["metrics"]
+    assert metric["type"] == "mean_reward" and metric["value"] == "20.00 +/- 8.16"
+    assert "python cleanrl/ppo.py --no-cuda --seed 3\n" in card
+    assert "| learning_rate | 0.00025 |" in card and "**20.00 ± 8.16** (3 episodes" in card
+    assert "dddddddddddd" in card and "replay.mp4" in card and "hush" not in card
+
+    # a second time replaces it; then it plays as the file here does
+    assert command("huggingface", f"{run} --hf-entity somebody", hub, tmp_path).returncode == 0
+    flags = f"--exp-name ppo --env-id {ENV_ID} --seed 3 --eval-episodes 4"
+    theirs = command("enjoy", f"{flags} --hf-entity somebody", hub, tmp_path, token="")
+    ours = command("enjoy", f"{flags} --run {run}", hub, tmp_path)
+    assert theirs.returncode == 0, theirs.stderr
+    assert returns(theirs.stdout) == returns(ours.stdout) and len(returns(ours.stdout)) == 4
+    # what was fetched once is there without the hub
+    hub.shutdown()
+    hub.server_close()
+    again = command("enjoy", f"{flags} --hf-repository {name}", hub, tmp_path)
+    assert returns(again.stdout) == returns(ours.stdout), again.stderr
+
+
+class Malicious:
+    def __reduce__(self) -> tuple:
+        return (os.mkdir, ("unpickled",))
+
+
+def test_a_pickle_on_the_hub_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories["x/CartPole-v1-ppo-seed1"] = {"ppo.cleanrl_model": pickle.dumps(Malicious())}
+    done = command("enjoy", "--hf-entity x", hub, tmp_path)
+    assert done.returncode == 2 and "not a CleanRL file" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.parametrize(
+    "module, flags, token, message",
+    [
+        ("enjoy", "--hf-entity nobody", "dummy", "no such repository"),
+        ("enjoy", "--hf-repository x/empty", "dummy", "has no such file"),
+        ("huggingface", "RUN", "", "not logged in to the hub"),
+        ("huggingface", "nowhere", "dummy", "not the folder of a run"),
+    ],
+)
+def test_errors_are_one_line(
+    hub: Hub, run: Path, tmp_path: Path, module: str, flags: str, token: str, message: str
+) -> None:
+    hub.repositories["x/empty"] = {}
+    done = command(module, flags.replace("RUN", str(run)), hub, tmp_path, token)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("module, flags", [("enjoy", "--hf-entity x"), ("huggingface", "RUN")])
+def test_without_a_network_it_says_so(run: Path, tmp_path: Path, module: str, flags: str) -> None:
+    nobody = "http://127.0.0.1:9"  # a port at which nothing answers
+    done = command(module, flags.replace("RUN", str(run)), nobody, tmp_path)
+    assert done.returncode == 2 and "the hub cannot be reached" in done.stderr, done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("error")]) == 1
+
+
+def test_names_of_repositories() -> None:
+    args = {"env_id": "dm_control/cartpole-balance-v0", "exp_name": "ppo", "seed": 1}
+    name = "dm_control-cartpole-balance-v0-ppo-seed1"
+    assert huggingface.repository_name(args, "me") == f"me/{name}"
+    assert huggingface.repository_name(args) == name
