@@ -113,7 +113,7 @@ class Actor(nn.Module):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log of the standard deviation, before tanh; the latter within [-5, 2]."""
         mean, log_std = self.network(obs).chunk(2, -1)
-        return mean.contiguous(), 3.5 * torch.tanh(log_std) - 1.5
+        return mean, torch.tanh(log_std) * 3.5 - 1.5
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         mean, log_std = self(obs)
@@ -124,12 +124,13 @@ class Actor(nn.Module):
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Actions that gradients flow through, and the logarithms of their densities."""
         mean, log_std = self(obs)
-        noise = torch.randn_like(mean)
-        x = mean + log_std.exp() * noise
+        noise = torch.randn_like(log_std)
+        x = torch.addcmul(mean, log_std.exp(), noise)
         # p(a) = p(x) / (da/dx) with da/dx = scale * (1 - tanh(x)^2); the logarithm of the latter is
-        # 2 log(2) - 2 (x + softplus(-2x)), which stays exact where tanh is 1 in float32
-        logprob = 2 * (x + F.softplus(-2 * x)) - log_std - 0.5 * noise.square()
-        return torch.tanh(x) * self.scale + self.bias, logprob.sum(-1) - self.log_norm
+        # 2 log(2) + 2 x - 4 softplus(x), which stays exact where tanh is 1 in float32
+        logprob = 4 * F.softplus(x, beta=2) - 2 * x - log_std - 0.5 * noise.square()
+        actions = torch.addcmul(self.bias, torch.tanh(x), self.scale)
+        return actions, logprob.sum(-1) - self.log_norm
 
 
 # same as td3_continuous_action.py
@@ -169,8 +170,9 @@ class Agent(nn.Module):
 # same as ddpg_continuous_action.py
 def descend(loss: Tensor, optimizer: optim.Optimizer) -> None:
     """One step down the loss for the optimizer's own parameters, whatever else it depends on."""
-    optimizer.zero_grad()
-    loss.backward(inputs=[x for group in optimizer.param_groups for x in group["params"]])
+    parameters = [x for group in optimizer.param_groups for x in group["params"]]
+    for x, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        x.grad = gradient
     optimizer.step()
 
 

@@ -151,8 +151,9 @@ class Agent(nn.Module):
 # same as ddpg_continuous_action.py
 def descend(loss: Tensor, optimizer: optim.Optimizer) -> None:
     """One step down the loss for the optimizer's own parameters, whatever else it depends on."""
-    optimizer.zero_grad()
-    loss.backward(inputs=[x for group in optimizer.param_groups for x in group["params"]])
+    parameters = [x for group in optimizer.param_groups for x in group["params"]]
+    for x, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        x.grad = gradient
     optimizer.step()
 
 

@@ -1,0 +1,276 @@
+"""Soft Actor-Critic (SAC) for Atari games: pictures and discrete actions.
+
+    python cleanrl/sac_atari.py --env-id BreakoutNoFrameskip-v4
+
+Paper: https://arxiv.org/abs/1910.07207. Every detail with its reason: docs/rl-algorithms/sac.md
+"""
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
+from cleanrl_utils.envs import is_atari, make, require_spaces
+from cleanrl_utils.graphs import ToHost, to_device
+from cleanrl_utils.metrics import Means
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "BeamRiderNoFrameskip-v4"
+    """id of the game; any other environment of pictures works, too, as module:Id"""
+    total_timesteps: int = 5_000_000
+    """environment steps of the whole training"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay memory holds, each frame once: 1,000,000 take 6.6 GiB"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the replay memory is; auto: where the networks are, if there is room"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 1.0
+    """how far the target critics move towards the critics each time; 1 copies them"""
+    batch_size: int = 64
+    """transitions of a gradient step"""
+    learning_starts: int = 20_000
+    """steps, with random actions, before the first gradient step"""
+    policy_lr: float = 3e-4
+    """learning rate of the policy and of the temperature"""
+    q_lr: float = 3e-4
+    """learning rate of the critics"""
+    update_frequency: int = 4
+    """steps between two updates of everything"""
+    target_network_frequency: int = 8_000
+    """steps between two moves of the target critics"""
+    alpha: float = 0.2
+    """weight of the entropy (temperature); only with --no-autotune"""
+    autotune: bool = True
+    """tune the temperature so that the policy's entropy stays near its target"""
+    target_entropy_scale: float = 0.89
+    """that target, as a part of the largest entropy, which is that of random actions"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        starts = self.num_envs  # the first gradient step needs something to learn from
+        require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+
+
+# same as ppo_atari.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
+        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        if game:
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            if "FIRE" in env.unwrapped.get_action_meanings():
+                env = atari.FireReset(env)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo_atari.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+def layer_init(layer: nn.Conv2d | nn.Linear) -> nn.Module:
+    nn.init.kaiming_normal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Network(nn.Sequential):
+    """The convolutional network of DQN's Nature paper, one number for each action."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__(
+            *(layer_init(nn.Conv2d(4, 32, 8, stride=4)), nn.ReLU(inplace=True)),
+            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(inplace=True)),
+            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(inplace=True), nn.Flatten()),
+            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU(inplace=True)),
+            layer_init(nn.Linear(512, envs.single_action_space.n)),
+        )
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Of bytes, (batch, 4, 84, 84)."""
+        return super().forward(obs.to(memory_format=torch.channels_last) / 255)  # faster
+
+
+class Actor(Network):
+    """Its numbers are the logits of a policy."""
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        logits = self(obs)
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+
+class Critics(nn.Module):
+    """Two Q-functions."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.networks = nn.ModuleList([Network(envs), Network(envs)])
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Both values of each action: (2, batch, actions)."""
+        return torch.stack([network(obs) for network in self.networks])
+
+
+class Agent(nn.Module):
+    """Everything that learns, and the slow copies that targets are computed with."""
+
+    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
+        super().__init__()
+        self.actor, self.critics = Actor(envs), Critics(envs)
+        self.target_critics = deepcopy(self.critics).requires_grad_(False)
+        log_alpha = 0.0 if args.autotune else math.log(args.alpha)
+        self.log_alpha = nn.Parameter(torch.tensor(log_alpha), requires_grad=args.autotune)
+        self.target_entropy = args.target_entropy_scale * math.log(envs.single_action_space.n)
+
+
+# same as ddpg_continuous_action.py
+def descend(loss: Tensor, optimizer: optim.Optimizer) -> None:
+    """One step down the loss for the optimizer's own parameters, whatever else it depends on."""
+    parameters = [x for group in optimizer.param_groups for x in group["params"]]
+    for x, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        x.grad = gradient
+    optimizer.step()
+
+
+# same as ddpg_continuous_action.py
+@torch.no_grad()
+def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """target = tau * network + (1 - tau) * target, all parameters at once"""
+    torch._foreach_lerp_(list(target_network.parameters()), list(network.parameters()), tau)
+
+
+def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
+    """One gradient step of both critics; returns their values, losses and mean loss."""
+    obs, next_obs, actions, rewards, terminated = batch
+    with torch.no_grad():
+        # Actions are few, so the expectation over the policy is a sum, not a sample.
+        logprobs = agent.actor(next_obs).log_softmax(-1)
+        next_q = agent.target_critics(next_obs).amin(0) - agent.log_alpha.exp() * logprobs
+        next_value = (logprobs.exp() * next_q).sum(-1)
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        targets = rewards + args.gamma * (1 - terminated) * next_value
+    q = agent.critics(obs).gather(-1, actions.expand(2, -1).unsqueeze(-1)).squeeze(-1)
+    losses = (q - targets).square().mean(1)
+    descend(losses.sum(), optimizer)
+    return torch.cat([q.mean(1), losses, losses.mean(0, keepdim=True)]).detach()
+
+
+def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
+    """One gradient step of the policy, and of the temperature if it is tuned."""
+    obs = batch[0]
+    alpha = agent.log_alpha.exp()
+    logprobs = agent.actor(obs).log_softmax(-1)
+    probs = logprobs.exp()
+    with torch.no_grad():
+        q = agent.critics(obs).amin(0)
+    actor_loss = (probs * (alpha.detach() * logprobs - q)).sum(-1).mean()
+    entropy = -(probs * logprobs).sum(-1).mean().detach()
+    alpha_loss = alpha * (entropy - agent.target_entropy)
+    descend(actor_loss + alpha_loss, optimizer)
+    return torch.stack([actor_loss, alpha, alpha_loss]).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
+
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    agent = Agent(envs, args).to(device)
+    adam = dict(eps=1e-4, fused=True, capturable=device.type == "cuda")
+    q_optimizer = optim.Adam(agent.critics.parameters(), args.q_lr, **adam)
+    policy_optimizer = optim.Adam(agent.actor.parameters(), args.policy_lr, **adam)
+    if args.autotune:
+        policy_optimizer.add_param_group({"params": [agent.log_alpha], "lr": args.policy_lr})
+    memory = make_memory(FrameReplayBuffer, envs, args, device)
+    sample = partial(memory.sample, args.batch_size)
+    policy = run.accelerate(torch.no_grad()(partial(agent.actor.act, greedy=False)))
+    learn_q = run.accelerate(partial(update_critics, agent, q_optimizer, args), sample)
+    learn_policy = run.accelerate(partial(update_policy, agent, policy_optimizer, args), sample)
+    follow = run.accelerate(partial(update_target, agent.critics, agent.target_critics, args.tau))
+    q_tags = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"]
+    q_losses = Means(*(f"losses/{tag}" for tag in q_tags))
+    policy_losses = Means("losses/actor_loss", "losses/alpha", "losses/alpha_loss")
+    rng = np.random.default_rng(args.seed)
+
+    learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
+    logs = dict(q_losses=q_losses, policy_losses=policy_losses)
+    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng)
+    for turn in range(start, args.num_turns):
+        if run.boundary(turn):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, dtype=bool)
+            memory.cut()
+
+        # Act: at random at first. The GPU is told, but not waited for yet.
+        if turn * args.num_envs < args.learning_starts:
+            random = rng.integers(envs.single_action_space.n, size=args.num_envs)
+            actions = ToHost(torch.from_numpy(random))
+        else:
+            actions = ToHost(policy(to_device(obs, device)))
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.update_frequency == 0:
+                q_losses.add(learn_q())
+                policy_losses.add(learn_policy())
+            if learning and global_step % args.target_network_frequency == 0:
+                follow()
+            if global_step % 100 == 0:
+                run.log(q_losses.take() | policy_losses.take(), global_step)
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions.numpy())
+        memory.add(obs, next_obs, actions.numpy(), rewards, terminated, ~ended)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        run.evaluate(agent.actor, global_step)
+
+    envs.close()
+    run.finish(agent.actor)
