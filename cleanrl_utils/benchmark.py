@@ -413,6 +413,7 @@ def main(argv: list[str] | None = None) -> int:
         if number >= len(all_jobs):  # the last array element may have fewer runs than the others
             return 0
         all_jobs, args.backend, args.workers = [all_jobs[number]], "local", 1
+        args.gpus_per_run = 0  # the scheduler has chosen them
     elif args.backend == "local" and args.workers == 0:
         for job in all_jobs:
             print(shlex.join(job.words()))

@@ -48,18 +48,14 @@ def run_ray(
     if gpus is None:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
 
-    def work(words: list[str], folder: str, env: dict[str, str]) -> tuple[int, str]:
-        import os  # the node's own: its CUDA_VISIBLE_DEVICES is Ray's choice
+    def work(words: list[str], folder: str, ours: dict[str, str]) -> tuple[int, str]:
+        import os  # in the node's process
         import subprocess
 
-        mine = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+        nothing = subprocess.DEVNULL
+        env = os.environ | ours
         done = subprocess.run(
-            words,
-            cwd=folder,
-            env=env | (mine if mine["CUDA_VISIBLE_DEVICES"] else {}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
+            words, cwd=folder, env=env, stdin=nothing, capture_output=True, text=True
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -67,6 +63,7 @@ def run_ray(
     task = ray.remote(work).options(
         num_cpus=args.cpus_per_run, num_gpus=gpus, max_retries=max(args.retries, 1)
     )
+    ours = {k: v for k, v in env.items() if k == "PYTHONPATH" or k.startswith("WANDB_")}
     waiting, failed = list(todo), list[Job]()
     tasks: dict[Any, Job] = {}
     with Board(len(todo)) as board:
@@ -75,7 +72,7 @@ def run_ray(
                 while waiting and len(tasks) < args.workers:
                     job = waiting.pop(0)
                     words = [sys.executable, *same_command(args, tags, str(job.number))]
-                    tasks[task.remote(words, str(Path.cwd()), env)] = job
+                    tasks[task.remote(words, str(Path.cwd()), ours)] = job
                 ready, _ = ray.wait(list(tasks), timeout=0.2)
                 for future in ready:
                     job = tasks.pop(future)
@@ -163,8 +160,8 @@ def run_slurm(
     args: BenchmarkArgs, todo: list[Job], words: list[str], env: dict[str, str]
 ) -> list[Job] | None:
     """Submit jobs as one array; with --wait returns those that failed, otherwise None."""
-    states = slurm_states({str(job.note("slurm")).partition("_")[0] for job in todo} - {"None"})
-    queued = [job for job in todo if states.get(job.note("slurm")) in WAITS]
+    states = slurm_states(todo)
+    queued = [job for job in todo if states.get(slurm_element(job)) in WAITS]
     if queued:
         print(f"{len(queued)} of {len(todo)} runs are in the queue already", flush=True)
     new = [job for job in todo if job not in queued]
@@ -208,15 +205,21 @@ def submit(
     require(done.returncode == 0, f"sbatch refused {path}: {done.stderr.strip()}")
     number = done.stdout.strip().partition(";")[0]
     for job in new:
-        element = job.number // args.slurm_ntasks
-        job.write(status="queued", slurm=f"{number}_{element}")
+        job.home.mkdir(parents=True, exist_ok=True)
+        (job.home / "slurm").write_text(f"{number}_{job.number // args.slurm_ntasks}")
     print(f"submitted {len(new)} runs as Slurm job {number}; logs in {logs}", flush=True)
 
 
-def slurm_states(numbers: set[str]) -> dict[str, str]:
+def slurm_element(job: Job) -> str:
+    """The array element that a job was last submitted as, e.g. 12_0."""
+    path = job.home / "slurm"
+    return path.read_text() if path.exists() else ""
+
+
+def slurm_states(todo: list[Job]) -> dict[str, str]:
     """The states of array elements, as far as Slurm remembers them: {"12_0": "RUNNING"}."""
     states: dict[str, str] = {}
-    for number in numbers:
+    for number in sorted({slurm_element(job).partition("_")[0] for job in todo} - {""}):
         words = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T"]
         try:
             done = subprocess.run([*words, f"--jobs={number}"], capture_output=True, text=True)
@@ -234,14 +237,12 @@ WAITS |= {"REQUEUE_HOLD", "REQUEUE_FED", "SIGNALING", "STAGE_OUT", "STOPPED", "S
 
 def wait_for_slurm(todo: list[Job]) -> list[Job]:
     """Watch jobs of the queue until all have ended; returns those that failed."""
-    elements = {job.key: job.note("slurm") for job in todo}
     left, failed, missing = list(todo), [], dict[str, float]()
     with Board(len(todo)) as board:
         while left:
-            numbers = {element.partition("_")[0] for element in elements.values()}
-            states = slurm_states(numbers)
+            states = slurm_states(left)
             for job in list(left):
-                state = states.get(elements[job.key], "")
+                state = states.get(slurm_element(job), "")
                 since = missing.setdefault(job.key, time.monotonic())
                 if state in WAITS and not job.finished:
                     missing.pop(job.key)
@@ -268,6 +269,9 @@ def wait_for_slurm(todo: list[Job]) -> list[Job]:
 
 def run_aws_batch(args: BenchmarkArgs, todo: list[Job], words: list[str]) -> int:
     """Submit jobs as one array job; the image's own Python and folders are used there."""
+    require(
+        not args.fresh, "--fresh: what is finished is known on AWS only; use another --runs-dir"
+    )
     name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{todo[0].command.script}-{int(time.time())}")
     plan = submit_exp.Submission(args, ["python", *words], name, len(todo))
     if args.workers == 0:

@@ -22,7 +22,7 @@ from cleanrl_utils.errors import BadInput, missing_package, require
 from cleanrl_utils.settings import parse_command
 
 ARN = re.compile(r"arn:aws[\w-]*:(secretsmanager|ssm):[\w-]+:\d{12}:\S+")
-LOOKS_SECRET = re.compile(r"\w*(API_?KEY|TOKEN|SECRET|PASSWORD)\w*=", re.IGNORECASE)
+LOOKS_SECRET = re.compile(r"[A-Z_]*(API_?KEY|TOKEN|SECRET|PASSWORD)[A-Z_]*=")
 RUNS = "/cleanrl/runs"  # where the image's working directory has its runs
 ENDED = ("SUCCEEDED", "FAILED")
 
