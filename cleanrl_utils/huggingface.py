@@ -82,9 +82,17 @@ def download_model(repository: str, exp_name: str) -> Path:
     """The model file of a repository on the hub, fetched once and then kept in the hub's cache."""
     filename = f"{exp_name}.cleanrl_model"
     with plain_errors(f"{repository}: {filename} cannot be downloaded"):
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub.errors import HfHubHTTPError
 
-        path = Path(hf_hub_download(repository, filename))
+        offline = False
+        try:  # the download itself would try again for half a minute
+            get_hf_file_metadata(hf_hub_url(repository, filename), timeout=10)
+        except (HfHubHTTPError, ValueError):  # it answered; or it is no name of a repository
+            raise
+        except Exception:
+            offline = True
+        path = Path(hf_hub_download(repository, filename, local_files_only=offline))
     checkpoint.load(path)  # refuses, in one line, whatever is not a file of our own format
     return path
 

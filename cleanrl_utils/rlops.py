@@ -8,8 +8,9 @@ Every tag, commit and experiment name (and every place to read from, if there ar
 set of runs; the first set is the baseline. A run's score is the mean of its last values. Prints a
 Markdown table, draws learning curves and statistics (PNG and SVG) and, with --report, writes one
 web page that needs no network. --fail-on-regression ends with exit status 1 if a set is worse than
-the baseline beyond doubt: the 95% interval of the difference of their interquartile means is below
-zero, and their own 95% intervals do not overlap.
+the baseline beyond doubt, across tasks or on one of them (given 5 runs of it): the 95% interval of
+the difference of their interquartile means is below zero, their own 95% intervals do not overlap,
+and the difference is more than 1% of what the baseline learned.
 """
 
 import itertools
@@ -32,6 +33,7 @@ POINTS = 100  # of a curve in the figure
 REPORT_POINTS = 200  # of each curve in the web page
 FEWEST = 5  # runs of a set that a verdict needs, and
 FEWEST_PER_TASK = 3
+TOLERANCE = 0.01  # of what the baseline learned: less than that is no regression
 TEMPLATE = Path(__file__).with_name("rlops_report.html")
 COLORS = ["#3366cc", "#dc5f22", "#109618", "#990099", "#0099c6", "#b82e2e", "#66aa00", "#8a6d3b"]
 
@@ -380,7 +382,11 @@ def ci(samples: np.ndarray) -> str:
 
 
 def verdicts(c: Comparison) -> list[str]:
-    """Labels of the sets that are worse than the first; refuses to judge on too few runs."""
+    """A line for each regression: across tasks, and on each task that has runs enough.
+
+    Each task is judged, too, since an interquartile mean does not see one that broke among many.
+    Refuses to judge on too few runs.
+    """
     require(len(c.sets) > 1, "--fail-on-regression needs two sets of runs, see --help")
     for s, scores in zip(c.sets, c.scores, strict=True):
         fewest, total = min(map(len, scores)), sum(map(len, scores))
@@ -389,9 +395,17 @@ def verdicts(c: Comparison) -> list[str]:
             f"--fail-on-regression: {s.label} has too few runs to judge ({total}, at least"
             f" {fewest} per task); it takes {FEWEST_PER_TASK} per task and {FEWEST} in all",
         )
-    base = c.normalised[0]
-    others = zip(c.labels[1:], c.normalised[1:], strict=True)
-    return [label for label, new in others if stats.regressed(base, new)]
+    base, found = c.normalised[0], []
+    for label, new in zip(c.labels[1:], c.normalised[1:], strict=True):
+        where = ["across tasks"] if stats.regressed(base, new, TOLERANCE) else []
+        for task, a, b in zip(c.shared, base, new, strict=True):
+            if min(len(a), len(b)) < FEWEST:
+                say(f"{label}: fewer than {FEWEST} runs on {task}: not judged on its own")
+            elif stats.regressed([a], [b], TOLERANCE, resamples=10_000):
+                where.append(f"on {task}")
+        if where:
+            found.append(f"{label} is worse than {c.labels[0]} {', '.join(where)}")
+    return found
 
 
 # -- pictures ---------------------------------------------------------------------------------
@@ -460,8 +474,8 @@ def draw_statistics(c: Comparison, axes: Any) -> None:
     levels = np.linspace(every.min() - 1e-6, every.max(), 101)
     for i, (runs, color) in enumerate(zip(c.normalised, itertools.cycle(COLORS))):
         axes[0].step(levels, stats.profile(runs, levels), color=color, label=c.labels[i])
-        low, high = stats.profile_interval(runs, levels)
-        axes[0].fill_between(levels, low, high, color=color, alpha=0.15, lw=0, step="pre")
+        band = stats.profile_interval(runs, levels)
+        axes[0].fill_between(levels, *band, color=color, alpha=0.15, lw=0, step="pre")
         low, high = stats.interval(stats.bootstrap_iqm(runs, i))
         axes[1].barh(i, high - low, left=low, color=color, alpha=0.4)
         axes[1].plot([stats.set_iqm(runs)] * 2, [i - 0.4, i + 0.4], color=color)
@@ -513,8 +527,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.report:
         paths.append(report(c, table, paths[0].with_suffix(".html")))
     print(f"\n{', '.join(map(str, paths))}")
-    for label in worse:
-        print(f"regression: {label} is worse than {c.labels[0]}", file=sys.stderr)
+    for line in worse:
+        print(f"regression: {line}", file=sys.stderr)
     return 1 if worse else 0
 
 

@@ -103,8 +103,10 @@ def improvement(
     return float(np.mean(points)), interval(samples / len(points))
 
 
-def regressed(old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES) -> bool:
-    """Whether `new` is worse beyond doubt.
+def regressed(
+    old: Set, new: Set, smallest: float = 0.0, seed: int = 0, resamples: int = RESAMPLES
+) -> bool:
+    """Whether `new` is worse beyond doubt, and by more than `smallest`.
 
     It is if the 95% interval of the difference of the interquartile means lies below zero and the
     sets' own 95% intervals do not overlap. The first alone would flag one of forty comparisons of
@@ -112,4 +114,5 @@ def regressed(old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES) -> 
     """
     before, after = bootstrap_iqm(old, seed, resamples), bootstrap_iqm(new, seed + 1, resamples)
     apart = interval(after)[1] < interval(before)[0]
-    return bool(apart and interval(after - before)[1] < 0)
+    below = interval(after - before)[1] < 0
+    return bool(apart and below and set_iqm(old) - set_iqm(new) > smallest)

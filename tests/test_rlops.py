@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import types
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ def make_run(
     losses: int = 50,
 ) -> Path:
     """The folder of a run that was never trained; it ends at about `level`."""
-    random = np.random.default_rng([seed, len(tags), len(exp_name), len(env_id)])
     folder = where / f"{env_id}__{exp_name}__{seed}__{'-'.join(tags) or commit[:3]}"
+    random = np.random.default_rng(zlib.crc32(f"{where.name}/{folder.name}".encode()))
     folder.mkdir(parents=True)
     record = {
         "args": {"exp_name": exp_name, "env_id": env_id, "seed": seed},
@@ -117,9 +118,9 @@ def test_profile_interval_holds_the_profile() -> None:
 def test_a_planted_regression_is_found_and_identical_code_is_not_flagged() -> None:
     for seed in range(20):
         old = normal(seed, 100, 3, [10])
-        assert not stats.regressed(old, normal(seed + 100, 100, 3, [10]), seed, 5000)
-        assert stats.regressed(old, normal(seed + 200, 90, 3, [10]), seed, 5000)
-        assert not stats.regressed(old, normal(seed + 300, 110, 3, [10]), seed, 5000)
+        assert not stats.regressed(old, normal(seed + 100, 100, 3, [10]), 0.0, seed, 5000)
+        assert stats.regressed(old, normal(seed + 200, 90, 3, [10]), 0.0, seed, 5000)
+        assert not stats.regressed(old, normal(seed + 300, 110, 3, [10]), 0.0, seed, 5000)
 
 
 def test_fifty_thousand_resamples_take_no_time() -> None:
@@ -148,7 +149,7 @@ def test_table_pictures_and_exit_status(two_versions: Path, capsys: pytest.Captu
     flags += " --output-filename out/compare.png --scan-history --metric-last-n-average-window 100"
     assert rlops.main([*flags.split(), "--fail-on-regression"]) == 1
     printed = capsys.readouterr()
-    assert "v2 is worse than v1" in printed.err
+    assert "v2 is worse than v1 across tasks, on CartPole-v1, on Acrobot-v1" in printed.err
     assert "| CartPole-v1 | 39" in printed.out or "| CartPole-v1 | 40" in printed.out
     assert "interquartile mean" in printed.out and "P(improvement)" in printed.out
     assert (two_versions / "out/compare.png").read_bytes().startswith(b"\x89PNG")
@@ -199,6 +200,19 @@ def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureF
         with pytest.raises(SystemExit) as stop:
             rlops.main(flags.split())
         assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_one_broken_task_among_many_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in range(1, 6):
+        for i in range(6):
+            make_run(tmp_path / "runs", seed, 100.0, f"Task{i}-v0", tags=["v1"])
+            level = 50.0 if i == 2 else 100.0
+            make_run(tmp_path / "runs", seed, level, f"Task{i}-v0", tags=["v2"])
+    assert rlops.main(["--tags", "v1", "v2", "--fail-on-regression"]) == 1
+    assert "v2 is worse than v1 on Task2-v0\n" in capsys.readouterr().err
 
 
 def test_too_few_runs_are_not_judged(
