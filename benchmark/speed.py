@@ -69,6 +69,7 @@ CASES = {
             learning_starts=10_000,
             train_freq=10,
             target_update_interval=500,
+            exploration_fraction=0.5,
         ),
         net_arch=[120, 84],
     ),

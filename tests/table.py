@@ -60,6 +60,20 @@ PPO_CONTINUOUS_PROBE = (
     " --num-minibatches 4 --update-epochs 4"
 )
 
+DQN_TAGS = ["charts/SPS", "losses/td_loss", "losses/q_values"]
+C51_TAGS = ["charts/SPS", "losses/loss", "losses/q_values"]
+DQN_QUICK = "--learning-starts 100 --train-frequency 10 --buffer-size 700 --batch-size 16"
+DQN_PROBE = (
+    "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --learning-rate 0.003"
+    " --target-network-frequency 50 --buffer-size 2000"
+)
+DQN_PIXELS_PROBE = (
+    "--total-timesteps 700 --learning-starts 50 --train-frequency 2 --learning-rate 0.0005"
+    " --target-network-frequency 20 --buffer-size 1000 --batch-size 8 --exploration-fraction 1"
+    " --torch-threads 1"
+)
+C51_PROBE = "--v-min -20 --v-max 20 --n-atoms 41"
+
 
 def unscaled_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """The critic's values of scaled rewards, on the scale of the real ones."""
@@ -160,5 +174,47 @@ SCRIPTS = [
         values=critic_values,
         acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
         discrete=False,
+    ),
+    Script(
+        name="dqn",
+        env_id="CartPole-v1",
+        quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
+        tags=[*DQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
+        probe=DQN_PROBE,
+        values=lambda g, obs: torch_call(g["q_network"], obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+    ),
+    Script(
+        name="c51",
+        env_id="CartPole-v1",
+        quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
+        tags=[*C51_TAGS, "charts/episodic_return", "charts/episodic_length"],
+        probe=f"{DQN_PROBE} {C51_PROBE}",
+        values=lambda g, obs: torch_call(g["q_network"].q_values, obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+    ),
+    Script(
+        name="dqn_atari",
+        env_id="BreakoutNoFrameskip-v4",
+        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK}",
+        tags=DQN_TAGS,
+        probe=DQN_PIXELS_PROBE,
+        probe_suffix="Pixels",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: torch_call(g["q_network"], obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+        needs=["ale_py", "cv2"],
+    ),
+    Script(
+        name="c51_atari",
+        env_id="BreakoutNoFrameskip-v4",
+        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK}",
+        tags=C51_TAGS,
+        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE}",
+        probe_suffix="Pixels",
+        probes=["Both"],
+        values=lambda g, obs: torch_call(g["q_network"].q_values, obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+        needs=["ale_py", "cv2"],
     ),
 ]

@@ -1,0 +1,141 @@
+"""What only DQN and C51 have: schedules in environment steps, target updates, the projection."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cleanrl import c51, dqn
+from cleanrl_utils.errors import BadInput
+from cleanrl_utils.inference import in_numpy
+
+
+def test_projection_of_a_case_computed_by_hand() -> None:
+    atoms = torch.tensor([-1.0, 0.0, 1.0])
+    probs = torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
+    returns = torch.tensor(
+        [
+            [-0.75, 0.25, 1.25],  # between atoms, and beyond the last one
+            [1.0, 1.0, 1.0],  # an episode that ended with reward 1
+            [-7.0, 0.0, 0.0],  # beyond the first one
+        ]
+    )
+    wanted = torch.tensor(
+        [
+            # -0.75: 0.75 of 0.2 to -1, the rest to 0; 0.25: 0.75 of 0.3 to 0, the rest to 1
+            [0.15, 0.05 + 0.225, 0.075 + 0.5],
+            [0.0, 0.0, 1.0],
+            [1.0, 0.0, 0.0],
+        ]
+    )
+    assert torch.allclose(c51.project(probs, returns, atoms), wanted, atol=1e-6)
+
+
+def test_projection_keeps_mass_and_mean() -> None:
+    atoms = torch.linspace(-10, 10, 51)
+    probs = torch.rand(64, 51).softmax(-1)
+    returns = torch.rand(64, 1) * 2 - 1 + 0.5 * atoms  # all within the atoms' range
+    projected = c51.project(probs, returns, atoms)
+    assert torch.allclose(projected.sum(1), torch.ones(64), atol=1e-5)
+    assert torch.allclose(projected @ atoms, (probs * returns).sum(1), atol=1e-4)
+
+
+def test_epsilon_falls_in_a_line_and_stays() -> None:
+    epsilons = [dqn.linear_schedule(1, 0.1, 90, step) for step in (0, 30, 90, 1000)]
+    assert epsilons == pytest.approx([1, 0.7, 0.1, 0.1])
+    assert dqn.linear_schedule(1, 0.1, 0, 0) == 0.1  # no exploration phase at all
+
+
+def test_target_network_moves_by_tau() -> None:
+    network, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    ours, theirs = network.weight.detach().clone(), target.weight.detach().clone()
+    dqn.update_target(network, target, 0.25)
+    assert torch.allclose(target.weight, 0.25 * ours + 0.75 * theirs)
+    dqn.update_target(network, target, 1.0)
+    assert torch.equal(target.weight, ours) and torch.equal(target.bias, network.bias)
+
+
+def q_network(module, num_actions: int = 3):
+    spaces = SimpleNamespace(
+        single_observation_space=gym.spaces.Box(-1, 1, (4,), np.float32),
+        single_action_space=gym.spaces.Discrete(num_actions),
+    )
+    return module.QNetwork(spaces)
+
+
+@pytest.mark.parametrize("module", [dqn, c51], ids=["dqn", "c51"])
+def test_targets_bootstrap_unless_terminated(module) -> None:
+    """The loss of the same transition, terminated or not, against the formula written out."""
+    torch.manual_seed(0)
+    network, target = q_network(module), q_network(module)
+    obs, next_obs, actions = torch.rand(2, 4), torch.rand(1, 4).repeat(2, 1), torch.tensor([1, 1])
+    obs[1] = obs[0]
+    rewards, terminated = torch.tensor([2.0, 2.0]), torch.tensor([0.0, 1.0])
+    args = module.Args(gamma=0.9)
+    losses = []
+    for i in range(2):
+        part = [x[i : i + 1] for x in (obs, next_obs, actions, rewards, terminated)]
+        still = torch.optim.SGD(network.parameters(), lr=0.0)
+        losses.append(module.update(network, target, still, args, *part)[0].item())
+    with torch.no_grad():
+        if module is dqn:
+            q, best = network(obs[0])[1], target(next_obs[0]).max()
+            wanted = [(q - (2 + 0.9 * best)).square(), (q - 2).square()]
+        else:
+            logprobs = network(obs[:1])[0, 1].log_softmax(-1)
+            probs = target(next_obs[:1])[0].softmax(-1)
+            best = probs[(probs @ network.atoms).argmax()]
+            wanted = []
+            for returns in (2 + 0.9 * network.atoms, 2 + 0 * network.atoms):
+                place = np.clip((returns.numpy() + 100) / 2, 0, 100)
+                spread = sum(
+                    np.maximum(0, 1 - np.abs(place[j] - np.arange(101))) * float(best[j])
+                    for j in range(101)
+                )
+                wanted.append(-(torch.as_tensor(spread) * logprobs).sum())
+    assert losses == pytest.approx([float(x) for x in wanted], rel=1e-4)
+
+
+@pytest.mark.parametrize("num_envs", [1, 4, 7])
+def test_updates_do_not_depend_on_the_number_of_environments(
+    num_envs: int, train, monkeypatch
+) -> None:
+    """280 steps: gradient steps at 60, 65, ..., 280; target updates at 60, 80, ..., 280."""
+    updates, moves = [], []
+    step, lerp = torch.optim.Adam.step, torch.Tensor.lerp_
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda *a: (updates.append(1), step(*a)))
+    monkeypatch.setattr(torch.Tensor, "lerp_", lambda *a: (moves.append(1), lerp(*a)))
+    flags = f"--total-timesteps 280 --num-envs {num_envs} --learning-starts 56 --train-frequency 5"
+    done = train("dqn", f"{flags} --target-network-frequency 20 --batch-size 8 --checkpoints 1")
+    assert len(updates) == len(range(60, 281, 5))
+    assert len(moves) == len(range(60, 281, 20)) * len(
+        list(done.variables["q_network"].parameters())
+    )
+    rows = done.rows()
+    assert [row[0] for row in rows if row[1] == "losses/td_loss"] == [100, 200]
+    # each environment's every step is remembered, but not the one after each end, which only reset
+    ends = [row[0] for row in rows if row[1] == "charts/episodic_return"]
+    assert len(done.variables["memory"]) == 280 - sum(end < 280 for end in ends)
+
+
+def test_too_early_a_start_is_refused() -> None:
+    with pytest.raises(BadInput) as refused:
+        dqn.Args(num_envs=8, learning_starts=7)
+    assert "--learning-starts" in refused.value.message
+
+
+def test_numpy_computes_what_torch_does() -> None:
+    network = q_network(dqn)
+    forward = in_numpy(network, otherwise=lambda obs: pytest.fail("not needed"))
+    with torch.no_grad():
+        for weight in network.parameters():  # as an optimiser does: in place, afterwards
+            weight.add_(0.1)
+        obs = np.random.default_rng(0).normal(size=(8, 4))
+        assert np.allclose(forward(obs), network(torch.tensor(obs).float()), atol=1e-5)
+    many = in_numpy(network, otherwise=lambda obs: "torch")
+    assert many(np.zeros((9, 4))) == "torch"
+    assert in_numpy(q_network(c51).q_values, otherwise=forward) is forward
+    assert in_numpy(nn.Sequential(nn.Conv2d(4, 8, 3)), otherwise=forward) is forward
