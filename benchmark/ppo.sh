@@ -1,0 +1,41 @@
+#!/bin/sh
+# The PPO family: all runs of docs/rl-algorithms/ppo.md. Run again, it does only what is missing.
+set -e
+
+# classic control on the CPU, 500,000 steps
+python -m cleanrl_utils.benchmark \
+    --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
+    --command "python cleanrl/ppo.py --no-cuda" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
+# MuJoCo on the CPU, 1 million steps
+python -m cleanrl_utils.benchmark \
+    --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \
+    --command "python cleanrl/ppo_continuous_action.py --no-cuda" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-2}"
+
+# dm_control on the CPU, 1 million steps, without and with RPO's noise
+for script in ppo_continuous_action rpo_continuous_action; do
+    python -m cleanrl_utils.benchmark \
+        --env-ids dm_control/cartpole-balance-v0 dm_control/walker-walk-v0 \
+            dm_control/ball_in_cup-catch-v0 \
+        --command "python cleanrl/$script.py --no-cuda --total-timesteps 1000000" \
+        --num-seeds 3 \
+        --workers "${WORKERS:-2}"
+done
+
+# Atari on one GPU, 10 million steps
+python -m cleanrl_utils.benchmark \
+    --env-ids Pong-v5 BeamRider-v5 Breakout-v5 \
+    --command "python cleanrl/ppo_atari_envpool.py" \
+    --num-seeds 3 \
+    --workers "${GPU_WORKERS:-1}"
+for script in ppo_atari ppo_atari_lstm; do
+    python -m cleanrl_utils.benchmark \
+        --env-ids PongNoFrameskip-v4 BeamRiderNoFrameskip-v4 BreakoutNoFrameskip-v4 \
+        --command "python cleanrl/$script.py --async-envs" \
+        --num-seeds 3 \
+        --workers "${GPU_WORKERS:-1}"
+done
