@@ -105,12 +105,12 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of everything seen so far, in the model file and in checkpoints."""
+    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
 
     def __init__(self, *shape: int):
         super().__init__()
         self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("std", torch.ones(shape))
         self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
 
     def update(self, x: Tensor) -> None:
@@ -120,7 +120,8 @@ class RunningStats(nn.Module):
         var, mean = torch.var_mean(x, 0, correction=0)
         delta = mean - self.mean
         self.mean += weight * delta
-        self.var += weight * (var - self.var + (1 - weight) * delta.square())
+        var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
 
 
 class Agent(nn.Module):
@@ -137,8 +138,7 @@ class Agent(nn.Module):
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
     def normalise(self, obs: Tensor) -> Tensor:
-        std = (self.obs_stats.var + 1e-8).sqrt()
-        return ((obs - self.obs_stats.mean) / std).clamp(-10, 10)
+        return ((obs - self.obs_stats.mean) / self.obs_stats.std).clamp(-10, 10)
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         mean = self.actor(self.normalise(obs))
@@ -253,7 +253,7 @@ if __name__ == "__main__":
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         return_stats.update(torch.as_tensor(discounted)[real > 0])
-        rewards = (rewards / (return_stats.var + 1e-8).sqrt()).clamp(-10, 10)
+        rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
         with torch.no_grad():
             logprobs, _, _ = agent.get_logprob_entropy_value(obs[:-1], actions)
             values = agent.get_value(obs).cpu()  # small and sequential: advantages are CPU work

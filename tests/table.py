@@ -77,8 +77,27 @@ C51_PROBE = "--v-min -20 --v-max 20 --n-atoms 41"
 
 def unscaled_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """The critic's values of scaled rewards, on the scale of the real ones."""
-    scale = float(variables["return_stats"].var) ** 0.5
+    scale = float(variables["return_stats"].std)
     return scale * torch_call(variables["agent"].get_value, obs)
+
+
+ATARI_QUICK = (
+    "--total-timesteps 320 --num-steps 20 --num-minibatches 2 --update-epochs 1 --checkpoints 1"
+)
+ATARI_PROBE = (
+    "--total-timesteps 2400 --num-steps 8 --num-minibatches 1 --learning-rate 0.001 --ent-coef 0"
+)
+
+
+def lstm_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """Of first observations."""
+    agent, first = variables["agent"], np.ones(len(obs), bool)
+
+    def value(obs: Any) -> Any:
+        _, state = agent.act(obs, agent.initial_state(len(obs)), obs.new_tensor(first).bool())
+        return agent.critic(state[0]).squeeze(-1)
+
+    return torch_call(value, obs)
 
 
 DDPG_TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
@@ -116,6 +135,48 @@ SCRIPTS = [
         acts=lambda g, obs: torch_call(g["agent"].act, obs),
     ),
     Script(
+        name="ppo_atari",
+        env_id="BreakoutNoFrameskip-v4",
+        quick=f"{ATARI_QUICK} --num-envs 2",
+        tags=PPO_TAGS,
+        probe=f"{ATARI_PROBE} --num-envs 4",
+        probe_suffix="Pixels",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: torch_call(g["agent"].get_value, obs),
+        acts=lambda g, obs: torch_call(g["agent"].act, obs),
+        needs=["ale_py", "cv2"],
+    ),
+    Script(
+        name="ppo_atari_lstm",
+        env_id="BreakoutNoFrameskip-v4",
+        quick=f"{ATARI_QUICK} --num-envs 2",
+        tags=PPO_TAGS,
+        probe=f"{ATARI_PROBE} --num-envs 4",
+        probe_suffix="Pixels",
+        probes=["Truncation"],
+        values=lstm_values,
+        needs=["ale_py", "cv2"],
+    ),
+    Script(
+        name="ppo_atari_envpool",
+        env_id="Breakout-v5",
+        quick=f"{ATARI_QUICK} --num-envs 2",
+        tags=[*PPO_TAGS, "charts/avg_episodic_return"],
+        needs=["ale_py", "cv2", "envpool"],
+    ),
+    Script(
+        name="ppo_atari_multigpu",
+        env_id="BreakoutNoFrameskip-v4",
+        quick=f"{ATARI_QUICK} --local-num-envs 2",
+        tags=PPO_TAGS,
+        probe=f"{ATARI_PROBE} --local-num-envs 4",
+        probe_suffix="Pixels",
+        probes=["Both"],
+        values=lambda g, obs: torch_call(g["agent"].get_value, obs),
+        acts=lambda g, obs: torch_call(g["agent"].act, obs),
+        needs=["ale_py", "cv2"],
+    ),
+    Script(
         name="ppo_continuous_action",
         env_id="probes:ProbeBothContinuous-v0",
         quick=PPO_CONTINUOUS_QUICK,
@@ -150,6 +211,21 @@ SCRIPTS = [
         values=critic_values,
         acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
         discrete=False,
+    ),
+    Script(
+        name="sac_atari",
+        env_id="BreakoutNoFrameskip-v4",
+        quick="--total-timesteps 400 --learning-starts 200 --num-envs 2 --torch-threads 1"
+        " --batch-size 4 --buffer-size 300 --update-frequency 10 --target-network-frequency 50",
+        tags=[*(tag for tag in TD3_TAGS if "episodic" not in tag), "losses/alpha"],
+        probe="--total-timesteps 800 --learning-starts 100 --torch-threads 1 --batch-size 8"
+        " --buffer-size 1000 --q-lr 0.002 --policy-lr 0.001 --target-network-frequency 4 --tau 0.5"
+        " --no-autotune --alpha 0.001",
+        probe_suffix="Pixels",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: torch_call(g["agent"].critics, obs).min(0).max(1),
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        needs=["ale_py", "cv2"],
     ),
     Script(
         name="td3_continuous_action",

@@ -20,7 +20,7 @@ def test_running_statistics_are_those_of_all_batches_together() -> None:
     for batch in np.split(data, [1, 7, 300, 600]):
         stats.update(torch.as_tensor(batch, dtype=torch.float32))
     np.testing.assert_allclose(stats.mean, data.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(stats.var, data.var(0), rtol=1e-4)
+    np.testing.assert_allclose(stats.std, data.std(0), rtol=1e-4)
     assert stats.count == 1000
 
 
@@ -38,7 +38,7 @@ def test_observations_of_all_environments_are_counted_once(train, monkeypatch) -
     obs = np.concatenate(seen[:240])  # what came after belongs to a rollout that never was
     agent, *_ = load_model(done.folder / "ppo_continuous_action.cleanrl_model")
     np.testing.assert_allclose(agent.obs_stats.mean, obs.mean(), rtol=1e-5)
-    np.testing.assert_allclose(agent.obs_stats.var, obs.var(), rtol=1e-4)
+    np.testing.assert_allclose(agent.obs_stats.std, obs.std(), rtol=1e-4)
     far = torch.tensor([[1e6], [-1e6], [obs.mean()]], dtype=torch.float32)
     np.testing.assert_allclose(agent.normalise(far).flatten(), [10, -10, 0], atol=1e-4)
 
@@ -48,7 +48,7 @@ def test_rewards_are_scaled_by_the_returns_without_reset_steps(train) -> None:
     flags = f"--env-id {env_id} --total-timesteps 240 --num-steps 30 {TINY}"
     variables = train("ppo_continuous_action", flags).variables
     returns = np.cumsum(0.9 ** np.arange(5))  # 1, 1.9, 2.71 ...
-    np.testing.assert_allclose(variables["return_stats"].var, returns.var(), rtol=1e-5)
+    np.testing.assert_allclose(variables["return_stats"].std, returns.std(), rtol=1e-5)
     assert variables["return_stats"].count == 200
     scaled = variables["rewards"][variables["real"] > 0]
     np.testing.assert_allclose(scaled, 1 / returns.std(), rtol=1e-5)
