@@ -9,11 +9,16 @@ from torch import nn
 from cleanrl_utils.graphs import to_device
 
 Forward = Callable[[np.ndarray], np.ndarray]
+ACTIVATIONS: dict[type, Forward] = {nn.ReLU: lambda x: np.maximum(x, 0), nn.Tanh: np.tanh}
 FEW = 8  # rows; more of them are torch's to compute: NumPy would start threads of its own
 
 
 def on_device(forward: Callable, device: torch.device) -> Forward:
     return lambda obs: forward(to_device(obs, device)).cpu().numpy()
+
+
+def affine(weight: np.ndarray, bias: np.ndarray) -> Forward:
+    return lambda x: x @ weight + bias
 
 
 def in_numpy(network: nn.Module, otherwise: Forward) -> Forward:
@@ -24,10 +29,9 @@ def in_numpy(network: nn.Module, otherwise: Forward) -> Forward:
     layers: list[Forward] = []
     for layer in network.children():
         if type(layer) is nn.Linear and layer.bias is not None:
-            weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
-            layers.append(lambda x, weight=weight, bias=bias: x @ weight + bias)
-        elif type(layer) in (nn.ReLU, nn.Tanh):
-            layers.append((lambda x: np.maximum(x, 0)) if type(layer) is nn.ReLU else np.tanh)
+            layers.append(affine(layer.weight.detach().numpy().T, layer.bias.detach().numpy()))
+        elif type(layer) in ACTIVATIONS:
+            layers.append(ACTIVATIONS[type(layer)])
         else:
             return otherwise
 

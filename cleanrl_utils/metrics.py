@@ -130,21 +130,21 @@ class Means:
     """
 
     def __init__(self, *tags: str):
-        self.tags, self.sums, self.count = tags, None, 0
+        self.tags, self.count = tags, 0
+        self.sums: Any = None
 
     def add(self, values: Any) -> None:
         """`values` stay where they are, say on a GPU that is still computing them."""
-        if self.sums is not None and hasattr(values, "device") and hasattr(self.sums, "to"):
-            values = values + self.sums.to(values.device)
-        elif self.sums is not None:
-            values = values + self.sums
+        if self.sums is not None:  # on the CPU, if they are a resumed run's
+            sums = self.sums.to(values.device) if hasattr(self.sums, "to") else self.sums
+            values = values + sums
         self.sums, self.count = values, self.count + 1
 
     def take(self) -> dict[str, Any]:
         """Mean by tag, or nothing if nothing was added."""
-        means = (
-            {} if self.sums is None else dict(zip(self.tags, self.sums / self.count, strict=True))
-        )
+        if self.sums is None:
+            return {}
+        means = dict(zip(self.tags, self.sums / self.count, strict=True))
         self.sums, self.count = None, 0
         return means
 
