@@ -1,0 +1,106 @@
+"""What it costs to take a time limit for the end of the world: PPO done right and done wrong.
+
+    python benchmark/truncation.py --workers 6
+    python benchmark/truncation.py --env-ids HalfCheetah-v4 --total-timesteps 1000000 --workers 6
+
+The tasks never terminate, only their time runs out. The wrong variant is a copy of the script with
+one line changed: a truncated episode counts as a terminated one, so what came after is worth
+nothing. Both run through cleanrl_utils.benchmark; run again, it does only what is missing.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from cleanrl_utils import results  # noqa: E402
+
+RIGHT = ROOT / "cleanrl" / "ppo_continuous_action.py"
+RECORDED = "record[:, step] = reward, term, term | trunc, ~ended"
+MISTAKEN = "record[:, step] = reward, term | trunc, term | trunc, ~ended"
+LABELS = {
+    "ppo_continuous_action": "a time limit is no end (ours)",
+    "truncation_is_termination": "a time limit counts as the end",
+}
+
+
+def write_wrong(folder: Path) -> Path:
+    """The same script with the mistake; stops if the line to change is not there exactly once."""
+    source = RIGHT.read_text()
+    if source.count(RECORDED) != 1:
+        raise SystemExit(f"error: {RIGHT.name} no longer records its steps as this script expects")
+    path = folder / "truncation_is_termination.py"
+    path.write_text(source.replace(RECORDED, MISTAKEN))
+    return path
+
+
+def train(script: Path, options: argparse.Namespace) -> None:
+    flags = f"--no-cuda --total-timesteps {options.total_timesteps} {options.flags}"
+    paths = f"{shlex.quote(str(script))} --runs-dir {shlex.quote(str(options.folder))}"
+    words = ["--command", f"{shlex.quote(sys.executable)} {paths} {flags}"]
+    words += ["--env-ids", *options.env_ids, "--num-seeds", str(options.num_seeds)]
+    command = [sys.executable, "-m", "cleanrl_utils.benchmark", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "--workers", str(options.workers)], check=True, env=environment)
+
+
+def draw(options: argparse.Namespace) -> None:
+    """One panel per task: mean over seeds, the band from the worst seed to the best."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    runs = [run for run in results.find_runs(options.folder) if run.finished]
+    steps = np.linspace(0, options.total_timesteps, 101)[1:]
+    size = (5 * len(options.env_ids), 3.5)
+    figure, panels = plt.subplots(1, len(options.env_ids), figsize=size, squeeze=False)
+    for panel, env_id in zip(panels[0], options.env_ids, strict=True):
+        for script, label in LABELS.items():
+            mine = [
+                results.curve(run)
+                for run in runs
+                if run.record["script"] == script
+                and run.record["args"]["env_id"] == env_id
+                and run.record["args"]["total_timesteps"] == options.total_timesteps
+            ]
+            curves = np.stack([np.interp(steps, c.step, c.episodic_return) for c in mine])
+            final = curves[:, -10:].mean(1)
+            print(f"{env_id}, {label}: {final.mean():.1f} ± {final.std():.1f}, {len(mine)} seeds")
+            (line,) = panel.plot(steps, curves.mean(0), label=label)
+            low, high = curves.min(0), curves.max(0)
+            panel.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
+        panel.set(title=env_id, xlabel="steps", ylabel="episodic return")
+    panels[0][0].legend()
+    options.figure.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(options.figure, dpi=120)
+    print(f"figure: {options.figure}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    tasks = ["dm_control/cartpole-balance-v0", "Pendulum-v1"]
+    parser.add_argument("--env-ids", nargs="+", default=tasks, help="tasks that never terminate")
+    parser.add_argument("--total-timesteps", type=int, default=500_000)
+    parser.add_argument("--num-seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--flags", default="", help="more flags for both, in one string")
+    parser.add_argument("--folder", type=Path, default=Path("runs/truncation"))
+    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "assets" / "truncation.png")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for script in (RIGHT, write_wrong(options.folder)):
+        train(script, options)
+    draw(options)
+
+
+if __name__ == "__main__":
+    main()
