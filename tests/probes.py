@@ -143,3 +143,18 @@ for probe in PROBES:
     gym.register(f"{name}-v0", probe)
     gym.register(f"{name}Continuous-v0", probe, kwargs={"actions": "continuous"})
     gym.register(f"{name}Pixels-v0", probe, kwargs={"pixels": True})
+
+
+def see_each_picture_once(monkeypatch: Any) -> None:
+    """Pictures of one colour look alike: networks need to compute each of them only once."""
+    from torch import Tensor, nn
+
+    forward = nn.Sequential.forward
+
+    def once(self: nn.Sequential, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            return forward(self, x)
+        colours, inverse = x[:, :, 0, 0].unique(dim=0, return_inverse=True)
+        return forward(self, colours[:, :, None, None].expand(-1, -1, *x.shape[2:]))[inverse]
+
+    monkeypatch.setattr(nn.Sequential, "forward", once)

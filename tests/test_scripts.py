@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from probes import GAMMA
+from probes import GAMMA, see_each_picture_once
 from table import SCRIPTS, Script
 
 from cleanrl_utils.evaluate import as_policy, load_model, play
@@ -98,7 +98,9 @@ PROBE_CASES = [(script, probe) for script in SCRIPTS if script.probe for probe i
 
 
 @pytest.mark.parametrize("script, probe", PROBE_CASES, ids=[f"{s}-{p}" for s, p in PROBE_CASES])
-def test_it_finds_the_known_values(script: Script, probe: str, train) -> None:
+def test_it_finds_the_known_values(script: Script, probe: str, train, monkeypatch) -> None:
+    if script.probe_suffix == "Pixels":
+        see_each_picture_once(monkeypatch)
     env_id = f"probes:Probe{probe}{script.probe_suffix}-v0"
     done = train(script.name, f"--env-id {env_id} --gamma {GAMMA} {script.probe}")
     cues = {"Cue": [-1, 1], "Both": [-1, 1], "Discount": [-1, 1]}.get(probe, [0])
