@@ -17,6 +17,7 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
     register_family(env_id)
     if video_folder is not None:
         kwargs["render_mode"] = "rgb_array"
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
         if sys.platform == "linux" and "DISPLAY" not in os.environ:
             os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
     try:
