@@ -166,7 +166,7 @@ def _unpack(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _is_jax_tree(value: Any) -> bool:
-    jax = sys.modules.get("jax")
+    jax: Any = sys.modules.get("jax")
     return bool(jax) and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
 
 

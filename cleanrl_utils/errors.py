@@ -19,7 +19,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def missing_package(package: str, extra: str) -> BadInput:
-    """The error for an optional dependency that is not installed; `extra` is the one that has it."""
+    """The error for an optional dependency that is not installed; `extra` is what has it."""
     return BadInput(
         f"{package} is not installed: pip install -r requirements/requirements-{extra}.txt"
         f' (or pip install "cleanrl[{extra}]")'

@@ -42,11 +42,12 @@ def load_model(
     module = import_script(about["script"], script)
     known = {field.name for field in dataclasses.fields(module.Args)}
     args = module.Args(**{name: value for name, value in about["args"].items() if name in known})
-    cls = getattr(module, about["class"], None)
+    cls: Any = getattr(module, about["class"], None)
     if not inspect.isclass(cls) or cls.__module__ != module.__name__:
         raise BadInput(f"{path}: {module.__name__} has no class {about['class']}")
     envs = gym.vector.SyncVectorEnv([module.make_env(args.env_id, args.seed, 0, False, "")])
-    agent = cls.from_args(envs, args) if hasattr(cls, "from_args") else cls(envs)
+    build: Callable[..., Any] = getattr(cls, "from_args", lambda envs, args: cls(envs))
+    agent = build(envs, args)
     envs.close()
     if "torch" in sys.modules and hasattr(agent, "to"):
         agent = agent.to(device)

@@ -23,7 +23,7 @@ class CudaGraph:
         self.function = function
         self.calls = 0
         self.stream = torch.cuda.Stream()
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: Any = None  # until it is captured
 
     def __call__(self, *args: Tensor) -> Any:
         if self.graph is None:

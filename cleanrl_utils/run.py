@@ -42,7 +42,13 @@ DEFAULT_CHECKPOINTS = 10
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
 KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint goes when the run is finished
 EVAL_SEED = 0xE7A1  # evaluation episodes are seeded apart from training ones
-NOTHING_BEFORE = {"seconds": 0.0, "csv_bytes": None, "step": 0, "returns": [], "last_eval": 0}
+NOTHING_BEFORE: dict[str, Any] = {
+    "seconds": 0.0,
+    "csv_bytes": None,
+    "step": 0,
+    "returns": [],
+    "last_eval": 0,
+}
 
 
 class Run:
@@ -75,9 +81,9 @@ class Run:
         self.eval_seed = rng.derive_seed(args.seed, EVAL_SEED)
         self.device = choose_device(args)
         self.state: dict[str, Any] = {}
+        self._next = 0  # the boundary ahead
         self._last_eval = 0
         self._writers: list[Any] = []
-        self._failed = False
 
     # -- the life of a run ------------------------------------------------------------------
 
@@ -229,9 +235,8 @@ class Run:
             for episode, value in enumerate(returns):
                 self._write(episode, "eval/episodic_return", value)
             summary["eval_returns"] = returns
-            self.say(
-                f"evaluation: {np.mean(returns):.2f} ± {np.std(returns):.2f} ({len(returns)} episodes)"
-            )
+            score = f"{np.mean(returns):.2f} ± {np.std(returns):.2f}"
+            self.say(f"evaluation: {score} ({len(returns)} episodes)")
         self._log_videos()
         self._close()
         (self.folder / "finished.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -420,10 +425,10 @@ def choose_device(args: Any) -> Any:
 
 
 def describe_device(device: Any) -> str:
-    torch = sys.modules.get("torch")
     if device is None:
-        jax = sys.modules.get("jax")
+        jax: Any = sys.modules.get("jax")
         return str(jax.devices()[0]) if jax else "cpu"
+    torch: Any = sys.modules["torch"]
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} torch thread{'s' * (torch.get_num_threads() > 1)}"
@@ -431,7 +436,8 @@ def describe_device(device: Any) -> str:
 
 def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     """All values as floats; the tensors of a device come over in a single copy."""
-    torch, values = sys.modules.get("torch"), dict(metrics)
+    torch: Any = sys.modules.get("torch")
+    values = dict(metrics)
     tensors = {tag: x for tag, x in metrics.items() if torch and isinstance(x, torch.Tensor)}
     for device in {x.device for x in tensors.values()}:
         tags = [tag for tag, x in tensors.items() if x.device == device]
