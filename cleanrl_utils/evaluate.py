@@ -43,11 +43,11 @@ def load_model(
     known = {field.name for field in dataclasses.fields(module.Args)}
     args = module.Args(**{name: value for name, value in about["args"].items() if name in known})
     cls: Any = getattr(module, about["class"], None)
-    if not inspect.isclass(cls) or cls.__module__ != module.__name__:
+    its_own = inspect.isclass(cls) and cls.__module__ == module.__name__
+    if not its_own:
         raise BadInput(f"{path}: {module.__name__} has no class {about['class']}")
     envs = gym.vector.SyncVectorEnv([module.make_env(args.env_id, args.seed, 0, False, "")])
-    build: Callable[..., Any] = getattr(cls, "from_args", lambda envs, args: cls(envs))
-    agent = build(envs, args)
+    agent = cls.from_args(envs, args) if hasattr(cls, "from_args") else cls(envs)
     envs.close()
     if "torch" in sys.modules and hasattr(agent, "to"):
         agent = agent.to(device)
