@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
 @dataclass
@@ -117,7 +118,7 @@ def measure_script(name: str, case: Case, threads: int, extra: list[str]) -> flo
         command += ["--total-timesteps", str(case.steps), "--checkpoints", "0", *case.flags, *extra]
         if not name.endswith("_jax"):
             command += ["--torch-threads", str(threads)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+        environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": str(threads)}
         subprocess.run(command, cwd=folder, check=True, capture_output=True, env=environment)
         (path,) = Path(folder).glob("runs/**/metrics.csv")
         points = [(int(r["step"]), float(r["seconds"])) for r in csv.DictReader(open(path))]

@@ -145,7 +145,7 @@ def descend(loss: Tensor, optimizer: optim.Optimizer) -> None:
     """One step down the loss for the optimizer's own parameters, whatever else it depends on."""
     parameters = [x for group in optimizer.param_groups for x in group["params"]]
     for x, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        x.grad = gradient
+        x.grad = gradient.contiguous()  # as Adam wants it; cuDNN may lay it out otherwise
     optimizer.step()
 
 
