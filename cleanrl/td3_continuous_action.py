@@ -100,7 +100,7 @@ class Actor(nn.Module):
             nn.Tanh(),
         )
         self.exploration_noise = exploration_noise
-        low, high = torch.tensor(space.low), torch.tensor(space.high)
+        low, high = (torch.tensor(x, dtype=torch.float32) for x in (space.low, space.high))
         self.register_buffer("low", low)
         self.register_buffer("high", high)
         self.register_buffer("scale", (high - low) / 2)
