@@ -293,4 +293,11 @@ SCRIPTS = [
         acts=lambda g, obs: torch_call(g["q_network"].act, obs),
         needs=["ale_py", "cv2"],
     ),
+    Script(  # its environments are gymnax's: probes of its own are in tests/test_jax_ppo.py
+        name="ppo_jax",
+        env_id="CartPole-v1",
+        quick="--total-timesteps 4096 --num-steps 64",
+        tags=PPO_TAGS,
+        needs=["gymnax"],
+    ),
 ]

@@ -1,0 +1,249 @@
+"""PPO with environments, networks and learning in one compiled program, for one agent or thousands.
+
+    python cleanrl/ppo_jax.py --env-id CartPole-v1
+
+Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, random
+
+from cleanrl_utils.envs_jax import Episode, Gymnax, Step, advance, begin, to_gym
+from cleanrl_utils.jax_tools import Model, Params, orthogonal, permutations
+from cleanrl_utils.runs import Runs, RunsArgs, parse_args, require, segment_length
+
+
+@dataclass
+class Args(RunsArgs):
+    env_id: str = "CartPole-v1"
+    """id of the environment: one of gymnax's with discrete actions"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole training, of each agent"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: int = 4
+    """environments stepped side by side, by each agent"""
+    num_steps: int = 128
+    """steps of each environment between two updates"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches an epoch is cut into"""
+    update_epochs: int = 4
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.2
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+        self.segment = segment_length(self.num_iterations)  # iterations between two reports
+
+
+TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "old_approx_kl")]
+TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment to evaluate in; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        video = f"videos/{run_name}" if capture_video and idx == 0 else None
+        env = gym.wrappers.RecordEpisodeStatistics(to_gym(Gymnax.make(env_id), video))
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def init_params(env: Gymnax, seed: int) -> Params:
+    """Actor and critic, two networks that share nothing."""
+    params, rng = {}, np.random.default_rng(seed)
+    # near-equal probabilities at first: explore before having opinions
+    for name, outputs, std in [("actor", env.action_space.n, 0.01), ("critic", 1, 1.0)]:
+        sizes, stds = [*env.observation_space.shape, 64, 64, outputs], [2**0.5, 2**0.5, std]
+        for i in range(3):
+            params[f"{name}.{i}.weight"] = orthogonal(rng, stds[i], sizes[i + 1], sizes[i])
+            params[f"{name}.{i}.bias"] = np.zeros(sizes[i + 1], np.float32)
+    return params
+
+
+def mlp(params: Params, name: str, x: Array) -> Array:
+    for i in range(3):
+        x = x @ params[f"{name}.{i}.weight"].T + params[f"{name}.{i}.bias"]
+        x = jnp.tanh(x) if i < 2 else x
+    return x
+
+
+def get_logprob_entropy_value(params: Params, obs: Array, actions: Array) -> tuple[Array, ...]:
+    logprobs = jax.nn.log_softmax(mlp(params, "actor", obs))
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1)
+    chosen = actions[..., None] == jnp.arange(logprobs.shape[-1])  # quicker than indexing
+    return (logprobs * chosen).sum(-1), entropy, mlp(params, "critic", obs)[..., 0]
+
+
+class Agent(Model):
+    """What model files hold and evaluations play."""
+
+    def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
+        logits = np.asarray(mlp(self.params, "actor", obs))
+        return (logits if greedy else logits + np.random.gumbel(size=logits.shape)).argmax(-1)
+
+
+def collect(env: Gymnax, args: Args, params: Params, episodes: Episode, key: Array) -> tuple:
+    """A rollout of arrays (num_steps, num_envs, ...), with all its random numbers drawn at once."""
+    shape, (noise_key, start_key, step_key) = (args.num_steps, args.num_envs), random.split(key, 3)
+
+    def step(episodes: Episode, x: tuple) -> tuple[Episode, tuple]:
+        noise, keys, starts = x
+        # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+        actions = (mlp(params, "actor", episodes.obs) + noise).argmax(-1)
+        after, outcome = advance(env, episodes, actions, keys, starts)
+        return after, (episodes.obs, actions, outcome)
+
+    noise = random.gumbel(noise_key, (*shape, env.action_space.n))
+    x = noise, random.split(step_key, shape), begin(env, start_key, *shape)
+    return jax.lax.scan(step, episodes, x)
+
+
+def gae(step: Step, values: Array, next_values: Array, args: Args) -> Array:
+    """Advantages of a rollout; next_values are those of what the actions really led to."""
+    # A truncated episode bootstraps from its real last observation.
+    delta = step.reward + args.gamma * next_values * (1 - step.terminated) - values
+    decay = args.gamma * args.gae_lambda * (1 - step.done)  # no sum goes beyond an episode's end
+    back = lambda last, x: (x[0] + x[1] * last,) * 2  # noqa: E731
+    return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=16)[1]
+
+
+def get_loss(params: Params, args: Args, minibatch: tuple[Array, ...]) -> tuple[Array, Array]:
+    """The loss, and losses and diagnostics in log order."""
+    obs, actions, logprobs, values, advantages, returns = minibatch
+    newlogprob, entropy, newvalue = get_logprob_entropy_value(params, obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = jnp.exp(logratio)
+
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    clipped_ratio = jnp.clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = jnp.maximum(-advantages * ratio, -advantages * clipped_ratio).mean()
+
+    v_error = jnp.square(newvalue - returns)
+    if args.clip_vloss:
+        clipped_value = values + jnp.clip(newvalue - values, -args.clip_coef, args.clip_coef)
+        v_error = jnp.maximum(v_error, jnp.square(clipped_value - returns))
+    v_loss = 0.5 * v_error.mean()
+
+    entropy = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    old_approx_kl = -logratio.mean()  # http://joschu.net/blog/kl-approx.html
+    approx_kl = (ratio - 1 - logratio).mean()
+    clipfrac = (jnp.abs(ratio - 1) > args.clip_coef).mean()
+    return loss, jnp.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac])
+
+
+def make_optimizer(args: Args) -> optax.GradientTransformation:
+    adam = optax.scale_by_adam(eps=1e-5)  # eps: openai/baselines
+    return optax.flatten(optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam))
+
+
+def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[Array, Array]]:
+    """One gradient step, unless an epoch before it has passed --target-kl."""
+    (params, moments, going), (minibatch, ends_epoch) = carry, x
+    grads, losses = jax.grad(get_loss, has_aux=True)(params, args, minibatch)
+    updates, new_moments = make_optimizer(args).update(grads, moments)
+    new = jax.tree.map(lambda p, u: p - lr * u, params, updates), new_moments
+    if args.target_kl is not None:
+        new = jax.tree.map(partial(jnp.where, going), new, (params, moments))
+        ends_epoch = ends_epoch & (losses[4] > args.target_kl)
+        return (*new, going & ~ends_epoch), (losses, going)
+    return (*new, going), (losses, going)
+
+
+def init(args: Args, params: Params, seed: Array) -> dict:
+    moments = make_optimizer(args).init(params)
+    return {"params": params, "moments": moments, "key": random.key(seed), "iteration": 0}
+
+
+def iterate(env: Gymnax, args: Args, carry: tuple, _: None) -> tuple[tuple, tuple]:
+    """Collect a rollout and learn from it."""
+    train, episodes = carry
+    params, (key, collect_key, shuffle_key) = train["params"], random.split(train["key"], 3)
+    episodes, (obs, actions, step) = collect(env, args, params, episodes, collect_key)
+
+    logprobs, _, values = get_logprob_entropy_value(params, obs, actions)
+    next_values = mlp(params, "critic", step.next_obs)[..., 0]
+    advantages = gae(step, values, next_values, args)
+    returns = advantages + values
+    batch = (obs, actions, logprobs, values, advantages, returns)
+    indices = permutations(shuffle_key, args.update_epochs, args.batch_size, args.minibatch_size)
+    minibatches = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[indices], batch)
+    ends_epoch = jnp.arange(1, len(indices) + 1) % args.num_minibatches == 0
+    remaining = 1 - train["iteration"] / args.num_iterations if args.anneal_lr else 1.0
+    learn = partial(update, args, lr := args.learning_rate * remaining)
+    carry = params, train["moments"], jnp.bool(True)
+    carry, (losses, taken) = jax.lax.scan(learn, carry, (minibatches, ends_epoch))
+
+    explained = 1 - advantages.var(ddof=1) / (returns.var(ddof=1) + 1e-8)
+    metrics = dict(zip(TAGS, [*jnp.average(losses, 0, taken), explained, lr]))
+    new = {"params": carry[0], "moments": carry[1], "key": key, "iteration": train["iteration"] + 1}
+    return (new, episodes), (metrics, step.episodic_return, step.episodic_length)
+
+
+def train_segment(env: Gymnax, args: Args, train: dict, episodes: Episode) -> tuple:
+    """Some iterations of one agent, from state to state."""
+    start, one = (train, episodes), partial(iterate, env, args)
+    (train, episodes), (metrics, *ended) = jax.lax.scan(one, start, length=args.segment)
+    return train, episodes, jax.tree.map(lambda x: x.mean(0), metrics), *ended
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Runs(args, make_env)
+    env = Gymnax.make(args.env_id)
+
+    # The functions above are about one agent; these do the same for all, one agent per seed.
+    begin_all = run.vectorise(lambda seed: begin(env, random.key(seed), args.num_envs))
+    program = run.vectorise(partial(train_segment, env, args))
+    params = run.stack([init_params(env, seed) for seed in run.seeds])
+    train = run.vectorise(partial(init, args))(params, run.seeds)
+
+    start = run.resume(args.num_iterations // args.segment, train=train)
+    train = run.state["train"]
+    for segment in range(start, run.total):
+        if run.boundary(segment, train=train):  # so that a resumed run is the same run
+            episodes = begin_all(run.env_seeds)
+        train, episodes, metrics, returns, lengths = program(train, episodes)
+        global_step = (segment + 1) * args.segment * args.batch_size
+        run.log_segment(metrics, returns, lengths, global_step)
+        run.evaluate(Agent(train["params"]), global_step)
+    run.finish(Agent(train["params"]))

@@ -1,0 +1,210 @@
+"""PPO in JAX: it is the PPO of ppo.py, and many agents at once are as good as one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gymnax")
+import gymnasium as gym
+import gymnax
+import jax
+import jax.numpy as jnp
+import torch
+from flax import struct
+from gymnax.environments import environment, spaces
+
+from cleanrl import ppo, ppo_jax
+from cleanrl_utils.envs_jax import Gymnax, Step, advance, begin
+from cleanrl_utils.jax_tools import orthogonal, permutations
+from cleanrl_utils.run import Run
+
+
+def test_advantages_are_those_of_ppo() -> None:
+    """An episode's last observation is the next row in ppo.py (a step that only resets), and
+    `next_obs` here."""
+    rng = np.random.default_rng(0)
+    num = 40
+    terminated = rng.random(num) < 0.15
+    done = terminated | (rng.random(num) < 0.15)
+    rewards, values, after = rng.standard_normal((3, num)).astype(np.float32)
+    for t in range(num - 1):
+        after[t] = after[t] if done[t] else values[t + 1]
+    rows = []  # reward, value, terminated, done, real: as next-step autoreset gives them
+    for t in range(num):
+        rows.append((rewards[t], values[t], terminated[t], done[t], True))
+        if done[t]:
+            rows.append((0.0, after[t], False, False, False))
+    rewards_, values_, terminated_, done_, real = (
+        torch.tensor(np.array(column, np.float32))[:, None] for column in zip(*rows)
+    )
+    values_ = torch.cat([values_, torch.tensor([[after[-1]]])])
+    wanted = ppo.gae(rewards_, values_, terminated_, done_, ppo.Args())[real > 0]
+
+    column = [jnp.asarray(x)[:, None] for x in (rewards, terminated, done)]
+    step = Step(None, *column, None, None)
+    found = ppo_jax.gae(step, values[:, None], after[:, None], ppo_jax.Args())
+    np.testing.assert_allclose(found[:, 0], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("flags", [{}, {"clip_vloss": False, "norm_adv": False, "clip_coef": 0.05}])
+def test_loss_and_gradient_are_those_of_ppo(flags: dict) -> None:
+    envs = gym.vector.SyncVectorEnv([ppo.make_env("CartPole-v1", 1, 0, False, "")])
+    agent = ppo.Agent(envs)
+    rng = np.random.default_rng(0)
+    n = 64
+    floats = rng.standard_normal((5, n)).astype(np.float32)
+    obs = rng.standard_normal((n, 4)).astype(np.float32)
+    actions = rng.integers(0, 2, n)
+    floats[0] = np.log(rng.uniform(0.3, 0.7, n))  # log-probabilities
+    values, advantages, returns = floats[1:4]
+    minibatch = (obs, actions, floats[0], values, advantages, returns)
+
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.0)
+    args = ppo.Args(max_grad_norm=1e9, **flags)
+    real = np.ones(n, np.float32)
+    losses = ppo.update(agent, optimizer, args, *map(torch.as_tensor, (*minibatch, real)))
+
+    name = {"0": "0", "2": "1", "4": "2"}  # of a layer in the Sequential, and in ours
+    rename = {
+        k: ".".join([k.split(".")[0], name[k.split(".")[1]], k.split(".")[2]])
+        for k in agent.state_dict()
+    }
+    params = {rename[k]: jnp.asarray(v.numpy()) for k, v in agent.state_dict().items()}
+    gradient = jax.grad(ppo_jax.get_loss, has_aux=True)
+    grads, found = gradient(params, ppo_jax.Args(**flags), minibatch)
+    np.testing.assert_allclose(found, losses.numpy(), atol=1e-5)
+    for k, parameter in agent.named_parameters():
+        np.testing.assert_allclose(grads[rename[k]], parameter.grad.numpy(), atol=1e-5)
+
+
+def test_minibatches_are_permutations() -> None:
+    rows = np.asarray(permutations(jax.random.key(0), 3, 500, 50)).reshape(3, 500)
+    assert (np.sort(rows) == np.arange(500)).all()
+    assert not (rows[0] == rows[1]).all()
+    first = [int(permutations(jax.random.key(i), 1, 5, 5)[0, 0]) for i in range(200)]
+    assert np.bincount(first, minlength=5).min() > 20  # each comes first about 40 times
+
+
+def test_initial_weights_are_orthogonal() -> None:
+    for shape in [(64, 4), (4, 64), (64, 64)]:
+        w = orthogonal(np.random.default_rng(0), 2.0, *shape)
+        square = w @ w.T if shape[0] < shape[1] else w.T @ w
+        np.testing.assert_allclose(square, 4 * np.eye(min(shape)), atol=1e-5)
+
+
+@struct.dataclass
+class ProbeState(environment.EnvState):
+    time: int
+
+
+class Forever(environment.Environment):
+    """Reward 1 for ever, cut off every 5 steps: worth 1 / (1 - gamma) = 10, not 4.1."""
+
+    @property
+    def default_params(self) -> environment.EnvParams:
+        return environment.EnvParams(max_steps_in_episode=5)
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), ProbeState(time=0)
+
+    def step_env(self, key, state, action, params):
+        state = ProbeState(time=state.time + 1)
+        ended = self.is_terminated(state, params)
+        return self.observe_time(state), state, jnp.float32(1), ended, {}
+
+    def observe_time(self, state):
+        return jnp.zeros(1)
+
+    def is_terminated(self, state, params):
+        return jnp.bool(False)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def observation_space(self, params):
+        return spaces.Box(0, 1, (1,))
+
+
+class Once(Forever):
+    """Reward 1, then the end: worth 1."""
+
+    def is_terminated(self, state, params):
+        return state.time >= 1
+
+
+class Clock(Forever):
+    """The observation is the time."""
+
+    def observe_time(self, state):
+        return jnp.full(1, state.time / 5)
+
+
+gymnax.register("Clock-probe", Clock)
+gymnax.register("Forever-probe", Forever)
+gymnax.register("Once-probe", Once)
+
+
+@pytest.mark.parametrize("env_id, wanted", [("Forever-probe", 10.0), ("Once-probe", 1.0)])
+def test_it_finds_the_known_values(env_id: str, wanted: float, train) -> None:
+    flags = (
+        "--total-timesteps 25600 --learning-rate 0.005 --num-steps 32 --gamma 0.9 --no-clip-vloss"
+    )
+    done = train("ppo_jax", f"--env-id {env_id} {flags}")
+    params = jax.tree.map(lambda x: x[0], done.variables["train"]["params"])
+    found = ppo_jax.mlp(params, "critic", jnp.zeros((1, 1)))[0, 0]
+    assert abs(found - wanted) < 0.1 * wanted
+
+
+def test_an_ended_episode_goes_on_from_its_start_and_keeps_its_last_observation() -> None:
+    env = Gymnax.make("Clock-probe")
+    episodes = begin(env, jax.random.key(0), 2)
+    keys, starts = jax.random.split(jax.random.key(1), 2), begin(env, jax.random.key(2), 2)
+    for t in range(1, 6):
+        episodes, step = advance(env, episodes, jnp.zeros(2, int), keys, starts)
+        assert step.done.tolist() == [t == 5] * 2 and not step.terminated.any()
+        np.testing.assert_allclose(step.next_obs, t / 5)
+        np.testing.assert_allclose(episodes.obs, 0 if t == 5 else t / 5)
+    assert step.episodic_return.tolist() == [5, 5] and step.episodic_length.tolist() == [5, 5]
+    assert episodes.ret.tolist() == [0, 0]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, monkeypatch) -> None:
+    flags = "--num-seeds 2 --total-timesteps 4096 --num-steps 64 --checkpoints 4 --save-model"
+    flags += " --eval-episodes 1"
+    train("ppo_jax", flags, "whole")
+    boundary = Run.boundary
+
+    def dies(run: Run, iteration: int, **state) -> bool:
+        if iteration == 10:
+            run._close()
+            raise Killed
+        return boundary(run, iteration, **state)
+
+    monkeypatch.setattr(Run, "boundary", dies)
+    with pytest.raises(Killed):
+        train("ppo_jax", flags, "killed")
+    monkeypatch.setattr(Run, "boundary", boundary)
+    first, second = sorted(Path("killed").iterdir())
+    with pytest.raises(SystemExit):  # the checkpoint of both is in the first one's folder
+        train("ppo_jax", f"--resume {second}")
+    train("ppo_jax", f"--resume {first}")
+
+    def rows(folder: Path) -> list[str]:
+        lines = (folder / "metrics.csv").read_text().splitlines()
+        fields = [line.split(",") for line in lines]
+        return [f"{f[0]},{f[2]},{f[3]}" for f in fields if f[2] != "charts/SPS"]
+
+    whole = sorted(Path("whole").iterdir())
+    assert [json.loads((f / "run.json").read_text())["args"]["seed"] for f in whole] == [1, 2]
+    assert rows(whole[0]) != rows(whole[1])
+    for one, other in zip(whole, [first, second]):
+        assert rows(one) == rows(other)
+        model = "ppo_jax.cleanrl_model"
+        assert (one / model).read_bytes() == (other / model).read_bytes()
+        assert (one / "finished.json").exists()
