@@ -88,7 +88,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 def init_params(env: Gymnax, seed: int) -> Params:
     """Actor and critic, two networks that share nothing."""
-    params, rng = {}, np.random.default_rng(seed)
+    params, rng = Params(), np.random.default_rng(seed)
     # near-equal probabilities at first: explore before having opinions
     for name, outputs, std in [("actor", env.action_space.n, 0.01), ("critic", 1, 1.0)]:
         sizes, stds = [*env.observation_space.shape, 64, 64, outputs], [2**0.5, 2**0.5, std]
@@ -116,7 +116,7 @@ class Agent(Model):
     """What model files hold and evaluations play."""
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        logits = np.asarray(mlp(self.params, "actor", obs))
+        logits = np.asarray(mlp(self.params, "actor", jnp.asarray(obs)))
         return (logits if greedy else logits + np.random.gumbel(size=logits.shape)).argmax(-1)
 
 
@@ -194,7 +194,7 @@ def init(args: Args, params: Params, seed: Array) -> dict:
     return {"params": params, "moments": moments, "key": random.key(seed), "iteration": 0}
 
 
-def iterate(env: Gymnax, args: Args, carry: tuple, _: None) -> tuple[tuple, tuple]:
+def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tuple]:
     """Collect a rollout and learn from it."""
     train, episodes = carry
     params, (key, collect_key, shuffle_key) = train["params"], random.split(train["key"], 3)
@@ -209,7 +209,7 @@ def iterate(env: Gymnax, args: Args, carry: tuple, _: None) -> tuple[tuple, tupl
     minibatches = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[indices], batch)
     ends_epoch = jnp.arange(1, len(indices) + 1) % args.num_minibatches == 0
     remaining = 1 - train["iteration"] / args.num_iterations if args.anneal_lr else 1.0
-    learn = partial(update, args, lr := args.learning_rate * remaining)
+    learn = partial(update, args, lr := jnp.float32(args.learning_rate * remaining))
     carry = params, train["moments"], jnp.bool(True)
     carry, (losses, taken) = jax.lax.scan(learn, carry, (minibatches, ends_epoch))
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Params = dict[str, jax.Array]
+Params = dict[str, Any]  # arrays of NumPy at first, of JAX then
 
 
 class Model:
