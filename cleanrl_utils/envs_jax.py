@@ -9,10 +9,13 @@ given, and `step.next_obs` keeps what the action really led to, so that a trunca
 bootstrapped from its real last observation.
 """
 
+import contextlib
 import difflib
 import functools
+import io
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,34 +100,37 @@ class Gymnax:
 
 
 class Brax:
-    """One of Brax's environments with a time limit; actions between -1 and 1."""
+    """One of Brax's environments, `ant` or with its physics `ant-mjx`; actions are in [-1, 1]."""
 
-    def __init__(self, env_id: str, backend: str, episode_length: int = 1000):
-        try:
-            from brax import envs
-        except ImportError:
-            raise missing_package("brax", "jax") from None
-        known = [name for name in envs._envs if name != "fast"]
-        if env_id not in envs._envs:
-            near = difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.4)
+    BACKENDS = ("spring", "positional", "generalized", "mjx")  # the first is the default
+    EPISODE_LENGTH = 1000
+
+    def __init__(self, env_id: str):
+        name, _, backend = env_id.partition("-")
+        envs = import_brax()
+        known = [known for known in envs._envs if known != "fast"]
+        if name not in known:
+            near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
             raise BadInput(
                 f"--env-id {env_id}: Brax has no such environment; {nearest(near)}all:"
                 f" {', '.join(known)}"
             )
-        try:
-            self.env = envs.get_environment(env_id, backend=backend)
-        except (ValueError, NotImplementedError) as error:
-            raise BadInput(f"--env-id {env_id} --backend {backend}: {error}") from None
-        self.episode_length = episode_length
+        require(
+            (backend or "spring") in self.BACKENDS,
+            f"--backend {backend}: Brax has {', '.join(self.BACKENDS)}",
+        )
+        with warnings.catch_warnings():  # that Brax is no longer developed
+            warnings.simplefilter("ignore")
+            self.env = envs.get_environment(name, backend=backend or "spring")
         self.action_space = gym.spaces.Box(-1, 1, (self.env.action_size,), np.float32)
         size = int(self.env.observation_size)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     @classmethod
     @functools.cache
-    def make(cls, env_id: str, backend: str, episode_length: int = 1000) -> "Brax":
-        """The one object of this kind: what is compiled for it is compiled once."""
-        return cls(env_id, backend, episode_length)
+    def make(cls, env_id: str) -> "Brax":
+        """The one object of this id: what is compiled for it is compiled once."""
+        return cls(env_id)
 
     def reset(self, key: Array) -> tuple[Any, Array]:
         state = self.env.reset(key)
@@ -134,7 +140,7 @@ class Brax:
         """(state, observation, reward, terminated, truncated); the caller resets."""
         state, time = self.env.step(state[0], jnp.clip(action, -1, 1)), state[1] + 1
         terminated = state.done > 0
-        truncated = (time >= self.episode_length) & ~terminated
+        truncated = (time >= self.EPISODE_LENGTH) & ~terminated
         return (self.slim(state), time), state.obs, state.reward, terminated, truncated
 
     def slim(self, state: Any) -> Any:
@@ -142,11 +148,27 @@ class Brax:
         return state.replace(metrics=jax.tree.map(jnp.zeros_like, state.metrics))
 
     def render(self, state: Any) -> np.ndarray:
-        from brax.io import image
+        import mujoco
+        from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer
 
-        if sys.platform == "linux" and "DISPLAY" not in os.environ:
-            os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
-        return image.render_array(self.env.sys, state[0].pipeline_state, 240, 320)
+        model, physics = self.env.sys.mj_model, state[0].pipeline_state
+        if not hasattr(self, "screen"):
+            if sys.platform == "linux" and "DISPLAY" not in os.environ:
+                os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
+            self.body = mujoco.MjData(model)
+            self.screen = OffScreenViewer(model, self.body, 320, 240)
+        self.body.qpos, self.body.qvel = np.asarray(physics.q), np.asarray(physics.qd)
+        mujoco.mj_forward(model, self.body)
+        return self.screen.render("rgb_array")
+
+
+def import_brax() -> Any:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it lists the packages it can do without
+            from brax import envs
+    except ImportError:
+        raise missing_package("brax", "jax") from None
+    return envs
 
 
 def nearest(names: list[str]) -> str:

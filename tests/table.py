@@ -300,4 +300,12 @@ SCRIPTS = [
         tags=PPO_TAGS,
         needs=["gymnax"],
     ),
+    Script(  # its environments are Brax's
+        name="ppo_continuous_action_brax_jax",
+        env_id="inverted_pendulum",
+        quick="--total-timesteps 512 --num-envs 4 --num-steps 8 --num-minibatches 2",
+        tags=PPO_TAGS,
+        needs=["brax"],
+        discrete=False,
+    ),
 ]

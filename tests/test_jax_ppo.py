@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ import torch
 from flax import struct
 from gymnax.environments import environment, spaces
 
-from cleanrl import ppo, ppo_jax
+from cleanrl import ppo, ppo_continuous_action, ppo_jax
+from cleanrl import ppo_continuous_action_brax_jax as brax_jax
 from cleanrl_utils.envs_jax import Gymnax, Step, advance, begin
 from cleanrl_utils.jax_tools import orthogonal, permutations
 from cleanrl_utils.run import Run
@@ -66,17 +68,54 @@ def test_loss_and_gradient_are_those_of_ppo(flags: dict) -> None:
     real = np.ones(n, np.float32)
     losses = ppo.update(agent, optimizer, args, *map(torch.as_tensor, (*minibatch, real)))
 
-    name = {"0": "0", "2": "1", "4": "2"}  # of a layer in the Sequential, and in ours
-    rename = {
-        k: ".".join([k.split(".")[0], name[k.split(".")[1]], k.split(".")[2]])
-        for k in agent.state_dict()
-    }
-    params = {rename[k]: jnp.asarray(v.numpy()) for k, v in agent.state_dict().items()}
+    params = {rename(k): jnp.asarray(v.numpy()) for k, v in agent.state_dict().items()}
     gradient = jax.grad(ppo_jax.get_loss, has_aux=True)
     grads, found = gradient(params, ppo_jax.Args(**flags), minibatch)
     np.testing.assert_allclose(found, losses.numpy(), atol=1e-5)
     for k, parameter in agent.named_parameters():
-        np.testing.assert_allclose(grads[rename[k]], parameter.grad.numpy(), atol=1e-5)
+        np.testing.assert_allclose(grads[rename(k)], parameter.grad.numpy(), atol=1e-5)
+
+
+def rename(name: str) -> str:
+    """The name that a layer of a torch Sequential has in JAX: activations are not counted."""
+    network, *rest = name.split(".")
+    return ".".join([network, str(int(rest[0]) // 2), rest[1]]) if len(rest) == 2 else name
+
+
+def test_loss_and_gradient_are_those_of_ppo_continuous_action() -> None:
+    n, num_obs, num_actions = 64, 3, 2
+    spaces = {"single_observation_space": np.zeros(num_obs), "single_action_space": np.zeros(2)}
+    agent = ppo_continuous_action.Agent(SimpleNamespace(**spaces))
+    agent.logstd.data = torch.tensor([0.3, -0.2])
+    rng = np.random.default_rng(0)
+    obs = rng.standard_normal((n, num_obs)).astype(np.float32)
+    actions = rng.standard_normal((n, num_actions)).astype(np.float32)
+    floats = rng.standard_normal((4, n)).astype(np.float32)
+    minibatch = (obs, actions, floats[0] - 3, *floats[1:])
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.0)
+    args = ppo_continuous_action.Args(max_grad_norm=1e9, clip_vloss=False, ent_coef=0.01)
+    real = np.ones(n, np.float32)
+    losses = ppo_continuous_action.update(
+        agent, optimizer, args, *map(torch.as_tensor, (*minibatch, real))
+    )
+    params = {rename(k): jnp.asarray(v.detach().numpy()) for k, v in agent.named_parameters()}
+    grads, found = jax.grad(brax_jax.get_loss, has_aux=True)(
+        params, brax_jax.Args(ent_coef=0.01), minibatch
+    )
+    np.testing.assert_allclose(found, losses.numpy(), atol=1e-5, rtol=1e-5)
+    for k, parameter in agent.named_parameters():
+        np.testing.assert_allclose(grads[rename(k)], parameter.grad.numpy(), atol=1e-5, rtol=1e-4)
+
+
+def test_statistics_are_those_of_everything_seen() -> None:
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(i, 2 + i, (50 + i, 3)).astype(np.float32) for i in range(4)]
+    stats = brax_jax.init_stats(3)
+    for batch in batches:
+        stats = brax_jax.update_stats(stats, batch)
+    everything = np.concatenate(batches)
+    np.testing.assert_allclose(stats["mean"], everything.mean(0), atol=1e-4)
+    np.testing.assert_allclose(stats["std"], everything.std(0), atol=1e-4)
 
 
 def test_minibatches_are_permutations() -> None:
