@@ -410,6 +410,11 @@ def free_memory(device: torch.device) -> int:
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
+    return free_host_memory()
+
+
+def free_host_memory() -> int:
+    """The same for the CPU's memory."""
     free = sys.maxsize
     available = _number("/proc/meminfo", "MemAvailable:")
     if available is not None:

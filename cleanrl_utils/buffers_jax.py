@@ -1,0 +1,117 @@
+"""Replay memory for JAX: pure functions on two arrays, for programs that act and learn.
+
+    memory = ReplayMemory(args.buffer_size, envs)  # shapes; the arrays are a Replay:
+    replay = memory.init()
+    page = memory.page(obs, next_obs, actions, rewards, terminated, real, newest_obs)  # on the host
+    replay, obs = memory.insert(replay, page), memory.newest(page)  # in a program, replay donated
+    batch = memory.sample(replay, key, args.batch_size)
+
+It takes what vector environments in next-step autoreset give; `real` is false where a step only
+reset its environment, and such a step is never sampled. A page is one NumPy array with all that
+the device must hear of a step, because each array on its way there costs more than its bytes: the
+transition, and `newest_obs` to act on next. That is `next_obs` unless environments start anew.
+"""
+
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.vector import VectorEnv
+from jax import Array, random
+
+from cleanrl_utils.buffers import compact, free_host_memory
+from cleanrl_utils.errors import require
+
+
+class Replay(NamedTuple):
+    rows: Array  # float32, a transition each; the one beyond the capacity is never sampled
+    added: Array  # how many transitions ever were
+
+
+class Batch(NamedTuple):
+    """Transitions, one per row. `next_obs` is what the action led to, also where an episode ended:
+    a target bootstraps from it unless `terminated`, so truncation needs no special case."""
+
+    obs: Array
+    next_obs: Array
+    actions: Array  # int32 where the action space is discrete
+    rewards: Array
+    terminated: Array  # 0.0 or 1.0
+
+
+class ReplayMemory:
+    """Transitions of vector observations, each one row of one matrix: a batch is a single gather.
+
+    `next_obs` lies beside `obs`, so the last observation of a truncated episode is its own.
+    """
+
+    def __init__(self, capacity: int, envs: VectorEnv):
+        observations, actions = envs.single_observation_space, envs.single_action_space
+        enough = capacity >= envs.num_envs
+        require(enough, f"--buffer-size {capacity} is less than --num-envs {envs.num_envs}")
+        self.capacity, self.num_envs = capacity, envs.num_envs
+        self.discrete = np.issubdtype(actions.dtype, np.integer)
+        obs_shape: tuple[int, ...] = observations.shape or ()
+        shapes = [obs_shape, obs_shape, actions.shape or (), (), ()]
+        self.shapes = [*shapes, (), obs_shape]  # of a page's parts: real and newest_obs are last
+        self.width = sum(map(prod, shapes))
+        check_memory(4 * (capacity + 1) * self.width, capacity)
+
+    def init(self) -> Replay:
+        return Replay(jnp.zeros((self.capacity + 1, self.width)), jnp.int32(0))
+
+    def page(self, *parts: Any) -> np.ndarray:
+        """A step of all environments as one array, (num_envs, columns). Made anew for each step:
+        a program may still be reading the one before."""
+        columns = [np.reshape(part, (self.num_envs, -1)) for part in parts]
+        return np.concatenate(columns, 1, dtype=np.float32, casting="unsafe")
+
+    def first_page(self, obs: np.ndarray) -> np.ndarray:
+        """Nothing to remember, something to act on."""
+        page = np.zeros((self.num_envs, sum(map(prod, self.shapes))), np.float32)
+        return self.turn_to(page, obs)
+
+    def turn_to(self, page: np.ndarray, obs: np.ndarray) -> np.ndarray:
+        """The same step to remember, but other observations to act on: environments were reset."""
+        newest = np.reshape(obs, (self.num_envs, -1)).astype(np.float32)
+        return np.concatenate([page[:, : self.width + 1], newest], 1)
+
+    def newest(self, page: Array) -> Array:
+        return page[:, self.width + 1 :].reshape(-1, *self.shapes[-1])
+
+    def insert(self, replay: Replay, page: Array) -> Replay:
+        """The page's step enters the memory, except where it was not real."""
+        rows, number = compact(page[:, self.width] > 0, replay.added, self.capacity)
+        stored = replay.rows.at[rows].set(page[:, : self.width], mode="promise_in_bounds")
+        return Replay(stored, replay.added + number)
+
+    def sample(self, replay: Replay, key: Array, batch_size: int) -> Batch:
+        """Transitions drawn uniformly and with replacement."""
+        size = jnp.minimum(replay.added, self.capacity)
+        chosen = random.randint(key, (batch_size,), 0, size)
+        rows = replay.rows.at[chosen].get(mode="promise_in_bounds")
+        ends = np.cumsum([prod(shape) for shape in self.shapes[:4]])
+        parts = [
+            part.reshape(-1, *shape)
+            for part, shape in zip(jnp.split(rows, ends, 1), self.shapes, strict=False)
+        ]
+        if self.discrete:
+            parts[2] = parts[2].astype(jnp.int32)
+        return Batch(*parts)
+
+
+def check_memory(needed: int, capacity: int) -> None:
+    """Say before training, and in words, that the device has not enough memory."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() or {}  # a CPU has none
+    if "bytes_limit" in stats:
+        free = stats["bytes_limit"] - stats["bytes_in_use"]
+    else:
+        free = free_host_memory()
+    require(
+        needed <= free,
+        f"the replay memory needs {needed / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB"
+        f" free: set --buffer-size to at most {int(0.9 * free / needed * capacity)}",
+    )
