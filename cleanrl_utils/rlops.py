@@ -35,6 +35,7 @@ FEWEST = 5  # runs of a set that a verdict needs, and
 FEWEST_PER_TASK = 3
 TOLERANCE = 0.01  # of what the baseline learned: less than that is no regression
 TEMPLATE = Path(__file__).with_name("rlops_report.html")
+CHART = Path(__file__).with_name("chart.js")
 COLORS = ["#3366cc", "#dc5f22", "#109618", "#990099", "#0099c6", "#b82e2e", "#66aa00", "#8a6d3b"]
 
 
@@ -504,7 +505,8 @@ def report(c: Comparison, table: str, path: Path) -> Path:
             runs.append({**about, "tags": ", ".join(run.tags), "curves": curves})
     data = {"metric": c.args.metric, "colors": COLORS, "runs": runs, "table": table}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    page = TEMPLATE.read_text(encoding="utf-8").replace('"DATA"', text, 1)
+    page = TEMPLATE.read_text(encoding="utf-8")
+    page = page.replace('"CHART"', CHART.read_text(encoding="utf-8"), 1).replace('"DATA"', text, 1)
     path.write_text(page, encoding="utf-8")
     return path
 
