@@ -1,0 +1,772 @@
+"""What the documentation takes from the code and from benchmark/results, so that it cannot drift.
+
+    make docs                             # mkdocs calls the on_... functions
+    python -m cleanrl_utils.docs          # write the README's table and pictures anew
+
+On a page, `{{ flags ppo.py }}`, `{{ metrics }}`, `{{ results }}` and others (`Pages.make_...`) are
+filled in; without a script's name they are about all scripts of the page. A link like
+`[text](src:ppo.py#"code")` leads to the one line of cleanrl/ppo.py that holds this code; what the
+paragraph says is shown there as a note. A link to code that is not there, or a tag that
+get-started/metrics.md does not explain, is a warning: it ends `mkdocs build --strict`.
+"""
+
+import ast
+import csv
+import difflib
+import html
+import json
+import logging
+import posixpath
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cleanrl_utils import results
+from cleanrl_utils.rlops import COLORS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PUBLISHED = ROOT / "benchmark" / "published.csv"
+log = logging.getLogger("mkdocs.hooks.cleanrl")
+
+LINK = re.compile(r'\[(?P<text>[^\]]+)\]\(src:(?P<file>[\w/]+\.py)(?:#"(?P<code>.+?)")?\)', re.S)
+DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w.]+))? \}\}$", re.M)
+TAG = re.compile(r"^(charts|losses|eval)/[\w-]+$")
+ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
+ALWAYS += ["eval/episodic_return", "eval/mean_return", "eval/std_return"]
+# A variant is compared with the script that its name continues, these with another one.
+RELATIVES = {
+    "rpo_continuous_action": "ppo_continuous_action",
+    "c51": "dqn",
+    "c51_atari": "dqn_atari",
+    "td3_continuous_action": "ddpg_continuous_action",
+    "sac_continuous_action": "td3_continuous_action",
+    "sac_atari": "dqn_atari",
+}
+FAMILIES = {  # what a script's imports and names say about its environments
+    "envpool": "EnvPool",
+    "brax": "Brax",
+    "gymnax": "gymnax",
+    "procgen": "Procgen",
+    "pettingzoo": "PettingZoo",
+    "memory_gym": "Memory Gym",
+    "atari": "Atari",
+}
+CONTEXT = 3  # equal lines around a difference
+
+
+# -- scripts, as their source says -----------------------------------------------------------
+
+
+@dataclass
+class Flag:
+    field: str
+    kind: str
+    default: str
+    help: str
+
+    @property
+    def text(self) -> str:
+        name = "--" + self.field.replace("_", "-")
+        return f"`{name}`, `--no-{name[2:]}`" if self.kind == "bool" else f"`{name}`"
+
+    def row(self) -> str:
+        default = (
+            "" if self.default in ("''", "None", "field(default_factory=list)") else self.default
+        )
+        return f"| {self.text} | {f'`{default}`' if default else 'unset'} | {self.help} |"
+
+
+@dataclass
+class Script:
+    """A file of cleanrl/, read but never run."""
+
+    name: str
+    source: str
+    siblings: set[str] = field(default_factory=set)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @property
+    def title(self) -> str:
+        return (ast.get_docstring(self.tree) or self.name).splitlines()[0].rstrip(".")
+
+    @property
+    def page(self) -> str:
+        """The algorithm's page, which the docstring names."""
+        found = re.search(r"docs/(rl-algorithms/[\w-]+\.md)", self.source)
+        return found[1] if found else "rl-algorithms/overview.md"
+
+    @property
+    def lines(self) -> int:
+        return len(self.source.splitlines())
+
+    @cached_property
+    def flags(self) -> list[Flag]:
+        """Its own flags; those it shares are `shared_flags`."""
+        return fields_of(self.tree, "Args")
+
+    @property
+    def bases(self) -> list[str]:
+        (args,) = [x for x in self.tree.body if isinstance(x, ast.ClassDef) and x.name == "Args"]
+        return [base.id for base in args.bases if isinstance(base, ast.Name)]
+
+    @property
+    def env_id(self) -> str:
+        return next((flag.default.strip("'") for flag in self.flags if flag.field == "env_id"), "")
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """Everything it logs: strings that are tags, and what lists of tags are made of."""
+        known: dict[str, Any] = {}
+        found = dict.fromkeys(ALWAYS)
+        if "average=" in self.source:
+            found["charts/avg_episodic_return"] = None
+        for node in sorted(ast.walk(self.tree), key=lambda x: getattr(x, "lineno", 0)):
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                value = value_of(node.value, known)
+                if isinstance(target, ast.Name) and value is not None:
+                    added = isinstance(node, ast.AugAssign)
+                    known[target.id] = known[target.id] + value if added else value
+                    found |= dict.fromkeys(tags_in(value))
+            elif isinstance(node, ast.Call):
+                found |= dict.fromkeys(tags_in([value_of(arg, known) for arg in node.args]))
+            elif isinstance(node, ast.Constant):
+                found |= dict.fromkeys(tags_in(node.value))
+        return list(found)
+
+    @property
+    def jax(self) -> bool:
+        return "import jax" in self.source
+
+    @property
+    def pictures(self) -> bool:
+        return any(word in self.name for word in ("atari", "procgen"))
+
+    @property
+    def spaces(self) -> str:
+        actions = "continuous" if "continuous" in self.name else "discrete"
+        return f"{'pictures' if self.pictures else 'vectors'}, {actions}"
+
+    @property
+    def families(self) -> str:
+        text = self.name + " ".join(re.findall(r"^(?:from|import) .*", self.source, re.M)).lower()
+        found = [name for word, name in FAMILIES.items() if word in text]
+        if "EnvPool" in found:
+            found = ["EnvPool", *(x for x in found if x not in ("EnvPool", "Atari"))]
+        return ", ".join(found) or (
+            "MuJoCo, dm_control" if "continuous" in self.name else "Gymnasium"
+        )
+
+    @property
+    def features(self) -> str:
+        has = {flag.field for flag in self.flags} | set(self.bases)
+        features = {
+            "CUDA graphs": "run.accelerate(" in self.source,
+            "one program": "RunsArgs" in has,
+            "many agents at once": "RunsArgs" in has,
+            "replay on the GPU": "buffer_device" in has,
+            "processes": "async_envs" in has,
+            "several GPUs": "distributed" in self.source,
+            "memory": "nn.LSTM" in self.source,
+        }
+        return ", ".join(name for name, there in features.items() if there)
+
+    @property
+    def relative(self) -> str | None:
+        """The script it is best read beside."""
+        if RELATIVES.get(self.name) in self.siblings:
+            return RELATIVES[self.name]
+        name = self.name
+        while "_" in name:
+            name = name.rpartition("_")[0]
+            if name in self.siblings:
+                return name
+        return None
+
+
+def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
+    """The fields of a dataclass with the docstrings under them."""
+    (node,) = [x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == cls]
+    found = []
+    for at, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name):
+            text = after.value.value if isinstance(after, ast.Expr) else ""  # type: ignore[attr-defined]
+            default = ast.unparse(at.value) if at.value else ""
+            kind = ast.unparse(at.annotation)
+            found.append(Flag(at.target.id, kind, default, " ".join(str(text).split())))
+    return found
+
+
+def shared_flags() -> dict[str, list[Flag]]:
+    """Of the classes that Args inherits from."""
+    where = {"RunArgs": "settings", "TorchArgs": "settings", "RunsArgs": "runs"}
+    modules = {
+        cls: (ROOT / "cleanrl_utils" / f"{file}.py").read_text() for cls, file in where.items()
+    }
+    return {cls: fields_of(ast.parse(source), cls) for cls, source in modules.items()}
+
+
+def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
+    """The value of an expression of constants and known names, otherwise None."""
+    if isinstance(node, ast.Starred):
+        node = node.value
+    if any(isinstance(x, ast.Call | ast.Attribute | ast.Subscript) for x in ast.walk(node)):
+        return None
+    try:
+        value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}, **known})
+        return list(value) if isinstance(node, ast.GeneratorExp) else value
+    except Exception:
+        return None
+
+
+def tags_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if TAG.match(value):
+            yield value
+    elif isinstance(value, list | tuple | set | dict):
+        for x in value:
+            yield from tags_in(x)
+
+
+def read_scripts() -> dict[str, Script]:
+    paths = sorted((ROOT / "cleanrl").glob("[a-z]*.py"))
+    names = {path.stem for path in paths}
+    scripts = {path.stem: Script(path.stem, path.read_text(), names) for path in paths}
+    order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "sac": 4, "td3": 5, "ddpg": 6}
+    rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.name)  # noqa: E731
+    return {script.name: script for script in sorted(scripts.values(), key=rank)}
+
+
+# -- results ---------------------------------------------------------------------------------
+
+
+def published() -> dict[tuple[str, str], list[dict[str, str]]]:
+    """Figures of the original, by script and environment: theirs, never ours."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    with open(PUBLISHED) as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["script"], row["env_id"]), []).append(row)
+    return found
+
+
+def result_facts(folder: Path = results.COMMITTED) -> list[dict[str, Any]]:
+    paths = sorted(folder.glob("*.json"))
+    return [fact for path in paths for fact in json.loads(path.read_text()) if "script" in fact]
+
+
+@dataclass
+class Group:
+    """Runs of one experiment on one environment, as long as each other."""
+
+    name: str
+    script: str
+    env_id: str
+    steps: int
+    runs: list[dict[str, Any]]
+
+    def column(self, key: str) -> list[Any]:
+        return [run[key] for run in self.runs if run[key] == run[key]]  # not NaN
+
+    def score(self) -> str:
+        final = self.column("final_return")
+        return f"{statistics.fmean(final):,.2f} ± {statistics.pstdev(final):,.2f}" if final else "–"
+
+    def best(self) -> str:
+        best = self.column("best_return")
+        return f"{statistics.fmean(best):,.2f}" if best else "–"
+
+    def speed(self) -> float:
+        return statistics.median(run["steps"] / max(run["seconds"], 1e-9) for run in self.runs)
+
+
+def groups(facts: list[dict[str, Any]]) -> list[Group]:
+    found: dict[tuple, Group] = {}
+    for fact in facts:
+        key = fact["script"], fact["exp_name"], fact["env_id"], fact["steps"]
+        group = found.setdefault(key, Group(key[1], key[0], key[2], key[3], []))
+        group.runs.append(fact)
+    return list(found.values())
+
+
+def curves(exp_name: str, folder: Path = results.COMMITTED) -> dict[str, list[list[list[float]]]]:
+    """For each run its curve: steps, minutes, returns."""
+    found: dict[str, list[list[list[float]]]] = {}
+    with open(folder / f"{exp_name}.csv") as file:
+        for row in csv.DictReader(file):
+            curve = found.setdefault(row["run"], [[], [], []])  # type: ignore[arg-type]
+            values = int(row["step"]), float(row["seconds"]) / 60, float(row["episodic_return"])
+            for column, value in zip(curve, values, strict=True):
+                column.append(float(f"{value:.5g}"))  # type: ignore[arg-type]
+    return found
+
+
+# -- code as HTML ----------------------------------------------------------------------------
+
+
+def highlight(source: str) -> list[str]:
+    """Its lines as HTML, in the colours of the site."""
+    from pygments import highlight as render
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    text = render(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+    return text.rstrip("\n").split("\n")
+
+
+def line_of(number: int, code: str, identify: bool = True, mark: str = "") -> str:
+    name = f' id="L{number}"' if identify else ""
+    href = f' href="#L{number}"' if identify else ""
+    link = f'<a class="no"{href} data-no="{number}"></a>'
+    return f'<div class="line{mark}"{name}>{link}{code or " "}</div>'
+
+
+def source_html(source: str, notes: dict[int, list[str]]) -> str:
+    """A file with its notes, each below the line it explains."""
+    out = []
+    for number, code in enumerate(highlight(source), 1):
+        out.append(line_of(number, code, mark=" noted" if number in notes else ""))
+        out += [f'<div class="note">{note}</div>' for note in notes.get(number, [])]
+    return f'<div class="highlight source">{"".join(out)}</div>'
+
+
+def diff_blocks(left: list[str], right: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
+    return difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+
+
+def diff_size(left: str, right: str) -> tuple[int, int]:
+    """Lines that only the left and only the right file has."""
+    blocks = diff_blocks(left.splitlines(), right.splitlines())
+    changed = [block for block in blocks if block[0] != "equal"]
+    return sum(b[2] - b[1] for b in changed), sum(b[4] - b[3] for b in changed)
+
+
+def diff_html(left: Script, right: Script) -> str:
+    """Both files beside each other; on a narrow screen one below the other, equal lines once."""
+    lines = [highlight(left.source), highlight(right.source)]
+
+    def column(side: int, start: int, end: int, mark: str) -> str:
+        numbered = zip(range(start + 1, end + 1), lines[side][start:end], strict=True)
+        rows = "".join(line_of(n, code, identify=False, mark=mark) for n, code in numbered)
+        return f'<div class="side{" second" * side}">{rows}</div>'
+
+    def block(kind: str, i1: int, i2: int, j1: int, j2: int) -> str:
+        marks = ("", "") if kind == "equal" else (" gone", " new")
+        both = column(0, i1, i2, marks[0]) + column(1, j1, j2, marks[1])
+        return f'<div class="pair {kind}">{both}</div>'
+
+    out = [f'<div class="pair names"><div>{left.name}.py</div><div>{right.name}.py</div></div>']
+    blocks = diff_blocks(left.source.splitlines(), right.source.splitlines())
+    for number, (kind, i1, i2, j1, j2) in enumerate(blocks):
+        first = CONTEXT if number else 0
+        last = CONTEXT if number < len(blocks) - 1 else 0
+        if kind != "equal" or i2 - i1 <= first + last + CONTEXT:
+            out.append(block(kind, i1, i2, j1, j2))
+            continue
+        out.append(block(kind, i1, i1 + first, j1, j1 + first) if first else "")
+        hidden = f"{i2 - i1 - first - last} equal lines"
+        inside = block(kind, i1 + first, i2 - last, j1 + first, j2 - last)
+        out.append(f"<details><summary>{hidden}</summary>{inside}</details>")
+        out.append(block(kind, i2 - last, i2, j2 - last, j2) if last else "")
+    return f'<div class="highlight diff">{"".join(out)}</div>'
+
+
+# -- pages -----------------------------------------------------------------------------------
+
+
+class Pages:
+    """All that a build knows: scripts, results, and what the written pages say about lines."""
+
+    def __init__(self) -> None:
+        self.scripts = read_scripts()
+        self.facts = result_facts()
+        self.groups = groups(self.facts)
+        self.published = published()
+        self.html: list[str] = []  # parts that Markdown must not touch
+        self.placed: set[tuple[str, str]] = set()
+        self.shown: set[str] = set()  # files of cleanrl_utils that pages link to
+        self.notes: dict[str, dict[int, list[tuple[str, str, str]]]] = {}
+        for path in sorted(DOCS.rglob("*.md")):
+            self.collect_notes(path)
+
+    # .. links to lines ..
+
+    def find_line(self, file: str, code: str | None) -> tuple[str, int]:
+        """(page that shows it, line); raises LookupError if the code is not there exactly once."""
+        path = ROOT / file if "/" in file else ROOT / "cleanrl" / file
+        if not path.is_file():
+            raise LookupError(f"there is no {file}")
+        page = f"source/{file.removesuffix('.py')}.md"
+        if code is None:
+            return page, 1
+        code = code.replace('\\"', '"')
+        found = [n for n, line in enumerate(path.read_text().splitlines(), 1) if code in line]
+        if len(found) != 1:
+            raise LookupError(f"{file} has {len(found)} lines with {code!r}, not one")
+        return page, found[0]
+
+    def collect_notes(self, path: Path) -> None:
+        """What a page says where it links to a line is shown beside that line, too."""
+        from markdown.extensions.toc import slugify, unique
+
+        used: set[str] = set()
+        anchor, uri = "", path.relative_to(DOCS).as_posix()
+        title = uri
+        for block in re.split(
+            r"\n(?=\n|[-*] |\d+\. |#)", re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+        ):
+            heading = re.match(r"\s*(#+) (.+)", block)
+            if heading:
+                anchor = unique(slugify(heading[2].replace("`", ""), "-"), used)
+                title = heading[2] if heading[1] == "#" else title
+            for link in LINK.finditer(block):
+                try:
+                    _, line = self.find_line(link["file"], link["code"])
+                except LookupError:
+                    continue  # `resolve` warns
+                if "/" in link["file"]:
+                    self.shown.add(link["file"])
+                text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "", block.strip())
+                notes = self.notes.setdefault(link["file"], {}).setdefault(line, [])
+                if (uri, anchor) not in [note[:2] for note in notes] and link["code"]:
+                    notes.append((uri, anchor, f"<b>{inline(title)}</b>: {inline(text)}"))
+
+    def resolve(self, markdown: str, page: Any, files: Any) -> str:
+        def link(match: re.Match) -> str:
+            try:
+                target, line = self.find_line(match["file"], match["code"])
+            except LookupError as error:
+                log.warning(f"{page.file.src_uri}: link to code: {error}")
+                return match["text"]
+            url = relative_url(files, target, page)
+            return f'<a class="src" href="{url}#L{line}">{match["text"]}</a>'
+
+        return LINK.sub(link, markdown)
+
+    # .. directives ..
+
+    def fill(self, markdown: str, page: Any) -> str:
+        """Replace `{{ name what }}` by what `make_name` returns for these scripts."""
+
+        def directive(match: re.Match) -> str:
+            make = getattr(self, f"make_{match['name']}", None)
+            if make is None:
+                log.warning(f"{page.file.src_uri}: there is no {match[0]}")
+                return ""
+            return make(self.meant(match["what"], page), match["what"])
+
+        return DIRECTIVE.sub(directive, markdown)
+
+    def meant(self, what: str | None, page: Any) -> list[Script]:
+        if what and what.endswith(".py") and what[:-3] in self.scripts:
+            return [self.scripts[what[:-3]]]
+        if what == "jax":
+            return [script for script in self.scripts.values() if "RunsArgs" in script.bases]
+        if what and what.endswith(".py"):
+            log.warning(f"{page.file.src_uri}: there is no script {what}")
+            return []
+        return [script for script in self.scripts.values() if script.page == page.file.src_uri]
+
+    def make_overview(self, scripts: list[Script], what: str | None) -> str:
+        return overview(self, "../", source="../source/")
+
+    def make_scripts(self, scripts: list[Script], what: str | None) -> str:
+        rows = ["| script | observations, actions | what it is | read |", "|-|-|-|-|"]
+        for script in scripts:
+            read = f"[code](../source/{script.name}.md)"
+            if script.relative:
+                gone, new = diff_size(self.scripts[script.relative].source, script.source)
+                diff = f"../source/{script.name}-diff.md"
+                read += f", [beside `{script.relative}.py`]({diff}) (−{gone} +{new})"
+            rows.append(f"| `{script.name}.py` | {script.spaces} | {script.title} | {read} |")
+        return "\n".join(rows)
+
+    def make_flags(self, scripts: list[Script], what: str | None) -> str:
+        if what == "shared":
+            out = []
+            titles = {
+                "RunArgs": "Every script",
+                "TorchArgs": "Scripts in torch",
+                "RunsArgs": "JAX, end to end",
+            }
+            for cls, flags in shared_flags().items():
+                out.append(flag_table(f"### {titles[cls]}", flags))
+            return "\n\n".join(out)
+        out = []
+        for script in scripts:
+            self.placed.add(("flags", script.name))
+            table = flag_table("", script.flags).strip()
+            out.append(
+                f'??? note "Flags of `{script.name}.py`, beside the shared ones"\n\n'
+                + indent(table)
+            )
+        return "\n\n".join(out)
+
+    def make_metrics(self, scripts: list[Script], what: str | None) -> str:
+        """What these scripts log, in the words of get-started/metrics.md."""
+        meanings = metric_meanings()
+        tags: dict[str, list[str]] = {}
+        for script in scripts:
+            self.placed.add(("metrics", script.name))
+            for tag in script.tags:
+                tags.setdefault(tag, []).append(script.name)
+        rows = ["| tag | meaning |", "|-|-|"]
+        for tag, names in tags.items():
+            if tag not in meanings:
+                log.warning(f"get-started/metrics.md does not explain {tag} of {names[0]}.py")
+                continue
+            only = (
+                "" if len(names) == len(scripts) else f" ({', '.join(f'`{n}.py`' for n in names)})"
+            )
+            rows.append(f"| `{tag}` | {meanings[tag]}{only} |")
+        return "\n".join(rows)
+
+    def make_results(self, scripts: list[Script], what: str | None) -> str:
+        return "\n\n".join(self.results_of(script) for script in scripts)
+
+    def results_of(self, script: Script) -> str:
+        self.placed.add(("results", script.name))
+        mine = [group for group in self.groups if group.script == script.name]
+        theirs = {env: rows for (name, env), rows in self.published.items() if name == script.name}
+        head = f"**`{script.name}.py`**\n\n"
+        if not mine and not theirs:
+            return head + "Our runs are not done yet, and we know of no published ones."
+        rows = ["| environment | ours | best | seeds | steps | minutes | the original's |"]
+        rows.append("|-|-|-|-|-|-|-|")
+        for group in mine:
+            name = "" if group.name == script.name else f" (`{group.name}`)"
+            minutes = statistics.fmean(group.column("seconds")) / 60
+            rows.append(
+                f"| {group.env_id}{name} | {group.score()} | {group.best()} | {len(group.runs)}"
+                f" | {group.steps:,} | {minutes:,.1f} | {cite(theirs.get(group.env_id, []))} |"
+            )
+        for env_id in theirs:
+            if env_id not in {group.env_id for group in mine}:
+                rows.append(f"| {env_id} | not run yet | | | | | {cite(theirs[env_id])} |")
+        out = [head + "\n".join(rows), EXPLAIN if mine else EXPLAIN_THEIRS]
+        if mine:
+            out += [self.keep(self.curves_html(mine, theirs)), provenance(mine)]
+        return "\n\n".join(out)
+
+    def curves_html(self, mine: list[Group], theirs: dict[str, list[dict[str, str]]]) -> str:
+        charts = []
+        known = {name: curves(name) for name in {group.name for group in mine}}
+        for env_id in dict.fromkeys(group.env_id for group in mine):
+            marks = [
+                {
+                    "label": f"{row['what']}, {int(row['steps']):,} steps",
+                    "value": float(row["mean"]),
+                }
+                for row in theirs.get(env_id, [])[:1]
+            ]
+            lines = []
+            for group in mine:
+                if group.env_id == env_id:
+                    runs = [
+                        known[group.name][run["run"]]
+                        for run in group.runs
+                        if run["run"] in known[group.name]
+                    ]
+                    lines.append({"name": group.name, "runs": runs})
+            charts.append({"env": env_id, "marks": marks, "lines": lines})
+        text = json.dumps({"colors": COLORS, "charts": charts}, separators=(",", ":"))
+        data = text.replace("<", "\\u003c")
+        return f'<div class="curves"><script type="application/json">{data}</script></div>'
+
+    def make_source(self, scripts: list[Script], what: str | None) -> str:
+        file = what or ""
+        path = ROOT / "cleanrl" / file if (ROOT / "cleanrl" / file).is_file() else ROOT / file
+        return self.keep(f"SOURCE {path.relative_to(ROOT)}")
+
+    def make_diff(self, scripts: list[Script], what: str | None) -> str:
+        (script,) = scripts
+        return self.keep(diff_html(self.scripts[script.relative or ""], script))
+
+    def keep(self, text: str) -> str:
+        """A mark for HTML that goes in when Markdown is through."""
+        self.html.append(text)
+        return f'<div data-part="{len(self.html) - 1}"></div>'
+
+    def put_back(self, text: str, page: Any, files: Any) -> str:
+        def part(match: re.Match) -> str:
+            kept = self.html[int(match[1])]
+            return self.with_notes(kept[7:], page, files) if kept.startswith("SOURCE ") else kept
+
+        return re.sub(r'<div data-part="(\d+)"></div>', part, text)
+
+    def with_notes(self, path: str, page: Any, files: Any) -> str:
+        file = path.removeprefix("cleanrl/")
+        notes = {}
+        for line, texts in self.notes.get(file, {}).items():
+            notes[line] = [
+                f'{text} <a href="{relative_url(files, uri, page)}#{anchor}">more</a>'
+                for uri, anchor, text in texts
+            ]
+        return source_html((ROOT / path).read_text(), notes)
+
+    def unplaced(self, page: Any) -> str:
+        """Flags, metrics and results of scripts that their page does not mention by itself."""
+        out = []
+        for kind, title in (("metrics", "Metrics"), ("flags", "Flags"), ("results", "Results")):
+            left = [x for x in self.meant(None, page) if (kind, x.name) not in self.placed]
+            if left:
+                out.append(f"## {title} of {', '.join(f'`{x.name}.py`' for x in left)}")
+                out.append(getattr(self, f"make_{kind}")(left, None))
+        return "\n\n".join(out)
+
+    def generated(self) -> Iterator[tuple[str, str]]:
+        """(path, Markdown) of the pages that are not written by hand."""
+        plain = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
+        index = [plain, "# The code", INDEX, self.make_scripts(list(self.scripts.values()), None)]
+        yield "source/index.md", "\n\n".join(index).replace("../source/", "")
+        for script in self.scripts.values():
+            name = script.name
+            jumps = [
+                f'<a href="#L{node.lineno}">{node.name}</a>'
+                for node in script.tree.body
+                if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            ]
+            about = f"{script.title}. [Its page](../{script.page}), [the file](./{name}.py)"
+            if script.relative:
+                about += f", [beside `{script.relative}.py`]({name}-diff.md)"
+            parts = [plain, f"# {name}.py", f"{about}.", f"{' · '.join(jumps)}\n{{: .jumps }}"]
+            yield f"source/{name}.md", "\n\n".join([*parts, f"{{{{ source {name}.py }}}}"])
+            if script.relative:
+                first = script.relative
+                gone, new = diff_size(self.scripts[first].source, script.source)
+                about = f"{gone} lines go, {new} come."
+                about += f" [`{first}.py`]({first}.md), [`{name}.py`]({name}.md)."
+                parts = [plain, f"# {first}.py → {name}.py", about, f"{{{{ diff {name}.py }}}}"]
+                yield f"source/{name}-diff.md", "\n\n".join(parts)
+        for file in sorted(self.shown):
+            text = f"{plain}\n# {file}\n\n{self.make_source([], file)}\n"
+            yield f"source/{file.removesuffix('.py')}.md", text
+        yield "changelog.md", (ROOT / "CHANGELOG.md").read_text()
+        yield "contribution.md", (ROOT / "CONTRIBUTING.md").read_text()
+
+
+INDEX = """Every script with the notes of its page beside the lines they are about, and beside the
+script it is closest to. *−12 +40* counts lines that go and come."""
+EXPLAIN = """Mean ± standard deviation over seeds of each run's last 100 episodes; *best* is the mean
+of each run's best 100 in a row. The dashed line is the original's figure: theirs, not ours."""
+EXPLAIN_THEIRS = "Our runs are not done yet; the figures are the original's."
+COLUMNS = ["script", "observations, actions", "environments", "backend", "what it can", "lines"]
+COLUMNS += ["speed", "results"]
+
+
+def overview(pages: Pages, docs: str, source: str = "") -> str:
+    """The table of all scripts."""
+    rows = [f"| {' | '.join(COLUMNS)} |", "|-" * len(COLUMNS) + "|"]
+    for script in pages.scripts.values():
+        mine = [group for group in pages.groups if group.script == script.name]
+        speed = f"{statistics.median(g.speed() for g in mine):,.0f}/s" if mine else ""
+        count = (
+            f"{len({g.env_id for g in mine})} ({sum(len(g.runs) for g in mine)})"
+            if mine
+            else "not yet"
+        )
+        link = f"[`{script.name}.py`]({docs}{script.page}#{script.name}py)"
+        if source:
+            link = f"[`{script.name}.py`]({source}{script.name}.md)"
+            count = f"[{count}]({docs}{script.page})"
+        rows.append(
+            f"| {link} | {script.spaces} | {script.families} | {'JAX' if script.jax else 'torch'}"
+            f" | {script.features} | {script.lines} | {speed} | {count} |"
+        )
+    return "\n".join(rows)
+
+
+def flag_table(title: str, flags: list[Flag]) -> str:
+    rows = [title, "", "| flag | default | meaning |", "|-|-|-|", *(flag.row() for flag in flags)]
+    return "\n".join(rows)
+
+
+def metric_meanings() -> dict[str, str]:
+    text = (DOCS / "get-started" / "metrics.md").read_text()
+    return dict(re.findall(r"^\| `([\w/-]+)` \| (.+) \|$", text, re.M))
+
+
+def cite(rows: list[dict[str, str]]) -> str:
+    """The original's figures with where they stand."""
+    figures = []
+    for row in rows:
+        spread = f" ± {float(row['std']):,.2f}" if row["std"] else ""
+        steps = f", {int(row['steps']):,} steps" if row["steps"] else ""
+        figures.append(
+            f"{float(row['mean']):,.2f}{spread} ([{row['what']}]({row['source']}){steps})"
+        )
+    return "; ".join(figures)
+
+
+def provenance(mine: list[Group]) -> str:
+    """Commands, commits and hardware of runs, folded away."""
+    lines = [
+        "| environment | command, without its seed | commit | hardware | versions |",
+        "|-|-|-|-|-|",
+    ]
+    for group in mine:
+        run = group.runs[0]
+        command = re.sub(r" --seed \d+", "", run["command"])
+        commits = ", ".join(
+            sorted({x["commit"] + ("*" if x.get("dirty") else "") for x in group.runs})
+        )
+        versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items())
+        hardware = "; ".join(sorted(set(group.column("hardware"))))
+        lines.append(f"| {group.env_id} | `{command}` | {commits} | {hardware} | {versions} |")
+    if any(run.get("dirty") for group in mine for run in group.runs):
+        lines.append("\n\\* with changes that were not committed")
+    return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
+
+
+def indent(text: str) -> str:
+    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
+
+
+def inline(markdown: str) -> str:
+    """A few words of Markdown as HTML: bold, code; links are their text."""
+    text = LINK.sub(lambda match: match["text"], markdown)
+    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)
+    text = html.escape(" ".join(text.split()), quote=False)
+    text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text)
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+
+
+def relative_url(files: Any, src_uri: str, page: Any) -> str:
+    target = files.get_file_from_path(src_uri)
+    return posixpath.relpath(target.url, posixpath.dirname(page.file.url) or ".")
+
+
+# -- the hook ----------------------------------------------------------------------------------
+
+state: dict[str, Any] = {}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    pages = state["pages"] = Pages()
+    texts = dict(pages.generated())
+    texts |= {f"source/{x.name}.py": x.source for x in pages.scripts.values()}
+    texts["javascripts/chart.js"] = (ROOT / "cleanrl_utils" / "chart.js").read_text()
+    for path, text in texts.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    pages = state["pages"]
+    markdown = pages.fill(markdown, page)
+    if page.file.src_uri.startswith("rl-algorithms/"):
+        markdown += "\n\n" + pages.unplaced(page)
+    return pages.resolve(markdown, page, files)
+
+
+def on_page_content(text: str, page: Any, config: Any, files: Any) -> str:
+    return state["pages"].put_back(text, page, files)
