@@ -1,0 +1,300 @@
+"""Soft Actor-Critic (SAC) in JAX, for vector observations and continuous actions.
+
+    python cleanrl/sac_continuous_action_jax.py --env-id HalfCheetah-v4
+
+Papers: https://arxiv.org/abs/1801.01290, https://arxiv.org/abs/1812.05905 (tuned temperature).
+Every detail with its reason: docs/rl-algorithms/sac.md
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import Array, random
+
+from cleanrl_utils.buffers_jax import Batch, Replay, ReplayMemory
+from cleanrl_utils.envs import make, require_spaces
+from cleanrl_utils.jax_tools import Model, Packing, Params, descend, means, mlp
+from cleanrl_utils.run import Run, RunArgs, parse_args, require
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "Hopper-v4"
+    """id of the environment; a package's own environment as module:Id"""
+    total_timesteps: int = 1_000_000
+    """environment steps of the whole training"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay memory holds"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 0.005
+    """how far the target critics move towards the critics each time"""
+    batch_size: int = 256
+    """transitions of a gradient step"""
+    learning_starts: int = 5_000
+    """steps, with random actions, before the first gradient step"""
+    policy_lr: float = 3e-4
+    """learning rate of the policy"""
+    q_lr: float = 1e-3
+    """learning rate of the critics and of the temperature"""
+    policy_frequency: int = 2
+    """steps between two visits to the policy, which then gets as many updates"""
+    target_network_frequency: int = 1
+    """steps between two moves of the target critics"""
+    alpha: float = 0.2
+    """weight of the entropy (temperature); only with --no-autotune"""
+    autotune: bool = True
+    """tune the temperature so that the policy's entropy stays near its target"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        starts = self.num_envs  # the first gradient step needs something to learn from
+        require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+
+
+# same as ppo.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+class Actor(nn.Module):
+    """A Gaussian, squashed by tanh into the action space: each dimension has bounds of its own."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @nn.compact
+    def __call__(self, obs: Array) -> tuple[Array, Array]:
+        """Mean and log of the standard deviation, before tanh; the latter within [-5, 2]."""
+        mean, log_std = jnp.split(mlp(obs, 256, 256, 2 * len(self.low)), 2, -1)
+        return mean, jnp.tanh(log_std) * 3.5 - 1.5
+
+    def sample(self, obs: Array, noise: Array) -> tuple[Array, Array]:
+        """Actions that gradients flow through, and the logarithms of their densities."""
+        mean, log_std = self(obs)
+        x = mean + jnp.exp(log_std) * noise
+        scale, bias = np.subtract(self.high, self.low) / 2, np.add(self.high, self.low) / 2
+        # p(a) = p(x) / (da/dx) with da/dx = scale * (1 - tanh(x)^2); the logarithm of the latter is
+        # 2 log(2) + 2 x - 2 softplus(2 x), which stays exact where tanh is 1 in float32
+        logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
+        log_norm = (np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)).sum()
+        return jnp.tanh(x) * scale + bias, logprob.sum(-1) - log_norm
+
+    def act(self, obs: Array, noise: Array) -> Array:
+        actions, _ = self.sample(obs, noise)  # rounding must not leave the bounds either
+        return actions.clip(np.array(self.low), np.array(self.high))
+
+
+# same as ddpg_continuous_action_jax.py
+class Critic(nn.Module):
+    """The Q-function."""
+
+    @nn.compact
+    def __call__(self, obs: Array, actions: Array) -> Array:
+        return mlp(jnp.concatenate([obs, actions], -1), 256, 256, 1).squeeze(-1)
+
+
+# Two of them; each layer is one batched product, so they cost the calls of one.
+Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
+
+
+class Agent(Model):
+    """What model files hold and evaluations play."""
+
+    # same as ddpg_continuous_action_jax.py
+    def __init__(self, actor: Actor, params: Params):
+        super().__init__(params)
+        self.actor, self.play = actor, jax.jit(partial(actor.apply, method="act"))
+
+    @classmethod
+    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
+        low, high = envs.single_action_space.low, envs.single_action_space.high
+        return cls(Actor(tuple(low.tolist()), tuple(high.tolist())), {})
+
+    # same as ddpg_continuous_action_jax.py
+    def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
+        noise = (1 - greedy) * np.random.standard_normal((len(obs), len(self.actor.low)))
+        return np.asarray(self.play(self.params, np.float32(obs), np.float32(noise)))
+
+
+class Train(NamedTuple):
+    """Everything that learning changes."""
+
+    policy: Params  # actor, and the logarithm of the temperature
+    critics: Params
+    target_critics: Params
+    policy_moments: Any  # Adam's
+    q_moments: Any
+    key: Array
+
+
+TAGS = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"]
+TAGS = [f"losses/{tag}" for tag in (*TAGS, "actor_loss", "alpha", "alpha_loss")]
+
+
+class Learner:
+    """Training as pure functions: what they change, they are given and return."""
+
+    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
+        self.args, self.memory = args, ReplayMemory(args.buffer_size, envs)
+        self.actor: Any = Agent.from_args(envs, args).actor
+        self.critics: Any = Critics()
+        self.q_adam = optax.flatten(optax.adam(args.q_lr))
+        rates = {"actor": args.policy_lr, "log_alpha": args.q_lr * args.autotune}
+        adams = {name: optax.flatten(optax.adam(rate)) for name, rate in rates.items()}
+        self.policy_adam = optax.multi_transform(adams, {name: name for name in rates})
+
+    def init(self, obs: np.ndarray) -> Train:
+        key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
+        log_alpha = 0.0 if self.args.autotune else math.log(self.args.alpha)
+        policy = {"actor": self.actor.init(actor_key, obs), "log_alpha": jnp.float32(log_alpha)}
+        critics = self.critics.init(critics_key, obs, np.zeros((len(obs), len(self.actor.low))))
+        moments = self.policy_adam.init(policy), self.q_adam.init(critics)
+        return Train(policy, critics, critics, *moments, key)
+
+    def act(self, train: Train, replay: Replay, page: Array) -> tuple[Replay, Array]:
+        """Remember the step before, and choose actions for the next."""
+        obs = self.memory.newest(page)
+        noise = random.normal(random.fold_in(train.key, 0), (len(obs), len(self.actor.low)))
+        actions = self.actor.apply(train.policy["actor"], obs, noise, method="act")
+        return self.memory.insert(replay, page), actions
+
+    def q_loss(self, critics: Params, train: Train, batch: Batch, noise: Array) -> tuple:
+        """Summed loss of both critics; and their values, losses and mean loss."""
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        sample = partial(self.actor.apply, train.policy["actor"], method="sample")
+        next_actions, next_logprob = sample(batch.next_obs, noise)
+        next_q = self.critics.apply(train.target_critics, batch.next_obs, next_actions).min(0)
+        next_value = next_q - jnp.exp(train.policy["log_alpha"]) * next_logprob
+        targets = batch.rewards + self.args.gamma * (1 - batch.terminated) * next_value
+        q = self.critics.apply(critics, batch.obs, batch.actions)
+        losses = jnp.square(q - targets).mean(1)
+        return losses.sum(), jnp.concatenate([q.mean(1), losses, losses.mean(keepdims=True)])
+
+    def policy_loss(self, policy: Params, train: Train, batch: Batch, noise: Array) -> tuple:
+        """Loss of actor and temperature, which leave each other alone; entropy -1 per dimension."""
+        alpha, stop = jnp.exp(policy["log_alpha"]), jax.lax.stop_gradient
+        sample = partial(self.actor.apply, policy["actor"], method="sample")
+        new_actions, logprob = sample(batch.obs, noise)
+        q = self.critics.apply(train.critics, batch.obs, new_actions).min(0)
+        actor_loss = (stop(alpha) * logprob - q).mean()
+        alpha_loss = -alpha * (stop(logprob).mean() - len(self.actor.low))
+        return actor_loss + alpha_loss, jnp.stack([actor_loss, alpha, alpha_loss])
+
+    def draw(self, replay: Replay, key: Array) -> tuple[Batch, Array]:
+        """A batch from memory, and noise for as many actions."""
+        batch_key, noise_key = random.split(key)
+        batch = self.memory.sample(replay, batch_key, self.args.batch_size)
+        return batch, random.normal(noise_key, batch.actions.shape)
+
+    def update_policy(self, replay: Replay, train: Train, key: Array) -> tuple[Train, Array]:
+        """One gradient step of the policy, and of the temperature if it is tuned."""
+        state = train.policy, train.policy_moments, train, *self.draw(replay, key)
+        policy, moments, losses = descend(self.policy_loss, self.policy_adam, *state)
+        return train._replace(policy=policy, policy_moments=moments), losses
+
+    def learn(self, train: Train, sums: Array, replay: Replay, policy: bool, follow: bool) -> tuple:
+        """All of one step: a program for each way in which policy and targets take part."""
+        key, q_key, policy_key = random.split(train.key, 3)
+        state = train.critics, train.q_moments, train, *self.draw(replay, q_key)
+        critics, moments, q_losses = descend(self.q_loss, self.q_adam, *state)
+        train = train._replace(critics=critics, q_moments=moments, key=key)
+        number = self.args.policy_frequency if policy else 0  # makes up for the delay
+        keys, update = random.split(policy_key, number), partial(self.update_policy, replay)
+        train, losses = jax.lax.scan(update, train, keys, unroll=4)
+        if follow:
+            targets = optax.incremental_update(critics, train.target_critics, self.args.tau)
+            train = train._replace(target_critics=targets)
+        losses = jnp.concatenate([q_losses, losses.sum(0)])
+        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [number] * 3)])
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py")
+    bounded = envs.single_action_space.is_bounded()
+    require(
+        bounded, f"--env-id {args.env_id}: its actions have no bounds: use rpo_continuous_action.py"
+    )
+
+    learner = Learner(args, envs)
+    memory, rng = learner.memory, np.random.default_rng(args.seed)
+    obs = np.zeros(envs.observation_space.shape, np.float32)
+    first, no_losses = learner.init(obs), jnp.zeros((2, len(TAGS)))
+    packing = Packing(first)
+    act = jax.jit(packing.reader(learner.act), donate_argnums=1)
+    learn = jax.jit(packing.changer(learner.learn), static_argnums=(3, 4), donate_argnums=0)
+
+    state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
+    state |= dict(losses=no_losses, page=memory.first_page(obs))
+    start = run.resume(args.num_turns, **state, rng=rng)
+    train, replay, losses, page = (run.state[name] for name in state)
+    for turn in range(start, args.num_turns):
+        if run.boundary(turn, train=train, replay=replay, losses=losses, page=page):
+            envs.close()  # new environments, so that a resumed run is the same run
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, dtype=bool)
+            page = memory.turn_to(page, obs)
+
+        # Remember the step before, and act: at random at first. A GPU is told, but not waited for.
+        replay, actions = act(train, replay, page)
+        if turn * args.num_envs < args.learning_starts:
+            actions = rng.uniform(envs.action_space.low, envs.action_space.high)
+        else:
+            actions.copy_to_host_async()
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            if global_step > args.learning_starts:
+                policy = global_step % args.policy_frequency == 0
+                follow = global_step % args.target_network_frequency == 0
+                train, losses = learn(train, losses, replay, policy, follow)
+            if global_step % 100 == 0:
+                run.log(means(TAGS, losses), global_step)
+                losses = no_losses
+
+        # Step, and have it remembered, unless it only resets an environment.
+        actions = np.asarray(actions, np.float32)
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        page = memory.page(obs, next_obs, actions, rewards, terminated, ~ended, next_obs)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        if run.evaluation_due(global_step):
+            run.evaluate(Agent(learner.actor, packing.unpack(train).policy["actor"]), global_step)
+
+    envs.close()
+    run.finish(Agent(learner.actor, packing.unpack(train).policy["actor"]))

@@ -1,0 +1,277 @@
+"""Twin Delayed DDPG (TD3) in JAX, for vector observations and continuous actions.
+
+    python cleanrl/td3_continuous_action_jax.py --env-id HalfCheetah-v4
+
+Paper: https://arxiv.org/abs/1802.09477. Every detail with its reason: docs/rl-algorithms/td3.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import Array, random
+
+from cleanrl_utils.buffers_jax import Batch, Replay, ReplayMemory
+from cleanrl_utils.envs import make, require_spaces
+from cleanrl_utils.jax_tools import Model, Packing, Params, descend, means, mlp
+from cleanrl_utils.run import Run, RunArgs, parse_args, require
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "Hopper-v4"
+    """id of the environment; a package's own environment as module:Id"""
+    total_timesteps: int = 1_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 3e-4
+    """learning rate of Adam, for policy and critics"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay memory holds"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 0.005
+    """how far the target networks move towards the networks each time"""
+    batch_size: int = 256
+    """transitions of a gradient step"""
+    policy_noise: float = 0.2
+    """standard deviation of the noise on the target policy's actions, in halves of their range"""
+    exploration_noise: float = 0.1
+    """standard deviation of the noise on actions taken, likewise"""
+    learning_starts: int = 25_000
+    """steps, with random actions, before the first gradient step"""
+    policy_frequency: int = 2
+    """steps between two updates of the policy and of the target networks"""
+    noise_clip: float = 0.5
+    """largest noise on the target policy's actions, likewise"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        starts = self.num_envs  # the first gradient step needs something to learn from
+        require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+
+
+# same as ppo.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+# same as ddpg_continuous_action_jax.py
+class Actor(nn.Module):
+    """A deterministic policy; each dimension of an action has bounds of its own."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    exploration_noise: float
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        scale, bias = np.subtract(self.high, self.low) / 2, np.add(self.high, self.low) / 2
+        return jnp.tanh(mlp(obs, 256, 256, len(self.low))) * scale + bias
+
+    def act(self, obs: Array, noise: Array) -> Array:
+        scale = np.subtract(self.high, self.low) / 2
+        actions = self(obs) + self.exploration_noise * noise * scale
+        return actions.clip(np.array(self.low), np.array(self.high))
+
+
+# same as ddpg_continuous_action_jax.py
+class Critic(nn.Module):
+    """The Q-function."""
+
+    @nn.compact
+    def __call__(self, obs: Array, actions: Array) -> Array:
+        return mlp(jnp.concatenate([obs, actions], -1), 256, 256, 1).squeeze(-1)
+
+
+# Two of them; each layer is one batched product, so they cost the calls of one.
+Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
+
+
+# same as ddpg_continuous_action_jax.py
+class Agent(Model):
+    """What model files hold and evaluations play."""
+
+    def __init__(self, actor: Actor, params: Params):
+        super().__init__(params)
+        self.actor, self.play = actor, jax.jit(partial(actor.apply, method="act"))
+
+    @classmethod
+    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
+        low, high = envs.single_action_space.low, envs.single_action_space.high
+        return cls(Actor(tuple(low.tolist()), tuple(high.tolist()), args.exploration_noise), {})
+
+    def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
+        noise = (1 - greedy) * np.random.standard_normal((len(obs), len(self.actor.low)))
+        return np.asarray(self.play(self.params, np.float32(obs), np.float32(noise)))
+
+
+class Train(NamedTuple):
+    """Everything that learning changes."""
+
+    actor: Params
+    critics: Params
+    target_actor: Params
+    target_critics: Params
+    actor_moments: Any  # Adam's
+    q_moments: Any
+    key: Array
+
+
+TAGS = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss", "actor_loss"]
+TAGS = [f"losses/{tag}" for tag in TAGS]
+
+
+class Learner:
+    """Training as pure functions: what they change, they are given and return."""
+
+    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
+        self.args, self.memory = args, ReplayMemory(args.buffer_size, envs)
+        self.actor: Any = Agent.from_args(envs, args).actor
+        self.critics: Any = Critics()
+        self.adam = optax.flatten(optax.adam(args.learning_rate))
+
+    def init(self, obs: np.ndarray) -> Train:
+        key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
+        actor = self.actor.init(actor_key, obs)
+        critics = self.critics.init(critics_key, obs, np.zeros((len(obs), len(self.actor.low))))
+        moments = self.adam.init(actor), self.adam.init(critics)
+        return Train(actor, critics, actor, critics, *moments, key)
+
+    # same as ddpg_continuous_action_jax.py
+    def act(self, train: Train, replay: Replay, page: Array) -> tuple[Replay, Array]:
+        """Remember the step before, and choose actions for the next."""
+        obs = self.memory.newest(page)
+        noise = random.normal(random.fold_in(train.key, 0), (len(obs), len(self.actor.low)))
+        actions = self.actor.apply(train.actor, obs, noise, method="act")
+        return self.memory.insert(replay, page), actions
+
+    def smoothed_actions(self, actor: Params, obs: Array, noise: Array) -> Array:
+        """Actions with clipped noise: a peak of the critics' that few actions reach counts less."""
+        low, high = np.array(self.actor.low), np.array(self.actor.high)
+        noise = (self.args.policy_noise * noise).clip(-self.args.noise_clip, self.args.noise_clip)
+        return (self.actor.apply(actor, obs) + noise * (high - low) / 2).clip(low, high)
+
+    def q_loss(self, critics: Params, train: Train, batch: Batch, noise: Array) -> tuple:
+        """Summed loss of both critics; and their values, losses and mean loss."""
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        next_actions = self.smoothed_actions(train.target_actor, batch.next_obs, noise)
+        next_q = self.critics.apply(train.target_critics, batch.next_obs, next_actions).min(0)
+        targets = batch.rewards + self.args.gamma * (1 - batch.terminated) * next_q
+        q = self.critics.apply(critics, batch.obs, batch.actions)
+        losses = jnp.square(q - targets).mean(1)
+        return losses.sum(), jnp.concatenate([q.mean(1), losses, losses.mean(keepdims=True)])
+
+    def actor_loss(self, actor: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
+        actions = self.actor.apply(actor, batch.obs)
+        loss = -self.critics.apply(train.critics, batch.obs, actions)[0].mean()
+        return loss, loss
+
+    def learn(self, train: Train, sums: Array, replay: Replay, policy: bool) -> tuple[Train, Array]:
+        """All of one step: two programs, with and without the policy."""
+        key, q_key, noise_key, actor_key = random.split(train.key, 4)
+        batch = self.memory.sample(replay, q_key, self.args.batch_size)
+        noise = random.normal(noise_key, batch.actions.shape)
+        critics, moments, q_losses = descend(
+            self.q_loss, self.adam, train.critics, train.q_moments, train, batch, noise
+        )
+        train = train._replace(critics=critics, q_moments=moments, key=key)
+        actor_loss = jnp.zeros(())
+        if policy:
+            batch = self.memory.sample(replay, actor_key, self.args.batch_size)
+            actor, moments, actor_loss = descend(
+                self.actor_loss, self.adam, train.actor, train.actor_moments, train, batch
+            )
+            follow = partial(optax.incremental_update, step_size=self.args.tau)
+            train = train._replace(actor=actor, actor_moments=moments)
+            train = train._replace(target_actor=follow(actor, train.target_actor))
+            train = train._replace(target_critics=follow(critics, train.target_critics))
+        losses = jnp.append(q_losses, actor_loss)
+        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [policy])])
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py")
+    bounded = envs.single_action_space.is_bounded()
+    require(
+        bounded, f"--env-id {args.env_id}: its actions have no bounds: use rpo_continuous_action.py"
+    )
+
+    learner = Learner(args, envs)
+    memory, rng = learner.memory, np.random.default_rng(args.seed)
+    obs = np.zeros(envs.observation_space.shape, np.float32)
+    first, no_losses = learner.init(obs), jnp.zeros((2, len(TAGS)))
+    packing = Packing(first)
+    act = jax.jit(packing.reader(learner.act), donate_argnums=1)
+    learn = jax.jit(packing.changer(learner.learn), static_argnums=3, donate_argnums=0)
+
+    state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
+    state |= dict(losses=no_losses, page=memory.first_page(obs))
+    start = run.resume(args.num_turns, **state, rng=rng)
+    train, replay, losses, page = (run.state[name] for name in state)
+    for turn in range(start, args.num_turns):
+        if run.boundary(turn, train=train, replay=replay, losses=losses, page=page):
+            envs.close()  # new environments, so that a resumed run is the same run
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, dtype=bool)
+            page = memory.turn_to(page, obs)
+
+        # Remember the step before, and act: at random at first. A GPU is told, but not waited for.
+        replay, actions = act(train, replay, page)
+        if turn * args.num_envs < args.learning_starts:
+            actions = rng.uniform(envs.action_space.low, envs.action_space.high)
+        else:
+            actions.copy_to_host_async()
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            if global_step > args.learning_starts:
+                policy = global_step % args.policy_frequency == 0
+                train, losses = learn(train, losses, replay, policy)
+            if global_step % 100 == 0:
+                run.log(means(TAGS, losses), global_step)
+                losses = no_losses
+
+        # Step, and have it remembered, unless it only resets an environment.
+        actions = np.asarray(actions, np.float32)
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        page = memory.page(obs, next_obs, actions, rewards, terminated, ~ended, next_obs)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        if run.evaluation_due(global_step):
+            run.evaluate(Agent(learner.actor, packing.unpack(train).actor), global_step)
+
+    envs.close()
+    run.finish(Agent(learner.actor, packing.unpack(train).actor))
