@@ -207,8 +207,9 @@ if __name__ == "__main__":
     memory = make_memory(FrameReplayBuffer, envs, args, device)
     q_values = run.inference(q_network.q_values)
     sample = partial(memory.sample, args.batch_size)
-    learn = run.accelerate(partial(update, q_network, target_network, optimizer, args), sample)
     losses = Means("losses/loss", "losses/q_values")
+    update_networks = partial(update, q_network, target_network, optimizer, args)
+    learn = run.accelerate(update_networks, sample, losses)
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
@@ -236,7 +237,7 @@ if __name__ == "__main__":
         for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
-                losses.add(learn())
+                learn()
             if learning and global_step % args.target_network_frequency == 0:
                 target_network.load_state_dict(q_network.state_dict())
             if global_step % 100 == 0:

@@ -20,7 +20,6 @@ from torch import Tensor, nn, optim
 from cleanrl_utils import atari_wrappers as atari
 from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.envs import is_atari, make, require_spaces
-from cleanrl_utils.graphs import ToHost, to_device
 from cleanrl_utils.metrics import Means
 from cleanrl_utils.run import Run, TorchArgs, parse_args, require
 
@@ -226,13 +225,15 @@ if __name__ == "__main__":
         policy_optimizer.add_param_group({"params": [agent.log_alpha], "lr": args.policy_lr})
     memory = make_memory(FrameReplayBuffer, envs, args, device)
     sample = partial(memory.sample, args.batch_size)
-    policy = run.accelerate(torch.no_grad()(partial(agent.actor.act, greedy=False)))
-    learn_q = run.accelerate(partial(update_critics, agent, q_optimizer, args), sample)
-    learn_policy = run.accelerate(partial(update_policy, agent, policy_optimizer, args), sample)
-    follow = run.accelerate(partial(update_target, agent.critics, agent.target_critics, args.tau))
     q_tags = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"]
     q_losses = Means(*(f"losses/{tag}" for tag in q_tags))
     policy_losses = Means("losses/actor_loss", "losses/alpha", "losses/alpha_loss")
+    policy = run.oracle(torch.no_grad()(partial(agent.actor.act, greedy=False)))
+    q_update = partial(update_critics, agent, q_optimizer, args)
+    learn_q = run.accelerate(q_update, sample, q_losses)
+    policy_update = partial(update_policy, agent, policy_optimizer, args)
+    learn_policy = run.accelerate(policy_update, sample, policy_losses)
+    follow = run.accelerate(partial(update_target, agent.critics, agent.target_critics, args.tau))
     rng = np.random.default_rng(args.seed)
 
     learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
@@ -246,28 +247,28 @@ if __name__ == "__main__":
             ended = np.zeros(args.num_envs, dtype=bool)
             memory.cut()
 
-        # Act: at random at first. The GPU is told, but not waited for yet.
-        if turn * args.num_envs < args.learning_starts:
-            random = rng.integers(envs.single_action_space.n, size=args.num_envs)
-            actions = ToHost(torch.from_numpy(random))
-        else:
-            actions = ToHost(policy(to_device(obs, device)))
+        # Act: at random at first. Later a GPU is asked, but not waited for yet.
+        at_random = turn * args.num_envs < args.learning_starts
+        if not at_random:
+            policy.ask(obs)
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
         for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.update_frequency == 0:
-                q_losses.add(learn_q())
-                policy_losses.add(learn_policy())
+                learn_q()
+                learn_policy()
             if learning and global_step % args.target_network_frequency == 0:
                 follow()
             if global_step % 100 == 0:
                 run.log(q_losses.take() | policy_losses.take(), global_step)
 
         # Step, and remember it unless it only reset an environment whose episode had ended.
-        next_obs, rewards, terminated, truncated, infos = envs.step(actions.numpy())
-        memory.add(obs, next_obs, actions.numpy(), rewards, terminated, ~ended)
+        random = rng.integers(envs.single_action_space.n, size=args.num_envs)
+        actions = random if at_random else policy.answer()
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)

@@ -21,7 +21,6 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.buffers import ReplayBuffer, make_memory
 from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.graphs import ToHost, to_device
 from cleanrl_utils.metrics import Means
 from cleanrl_utils.run import Run, TorchArgs, parse_args, require
 
@@ -128,7 +127,8 @@ class Actor(nn.Module):
         x = torch.addcmul(mean, log_std.exp(), noise)
         # p(a) = p(x) / (da/dx) with da/dx = scale * (1 - tanh(x)^2); the logarithm of the latter is
         # 2 log(2) + 2 x - 4 softplus(x), which stays exact where tanh is 1 in float32
-        logprob = 4 * F.softplus(x, beta=2) - 2 * x - log_std - 0.5 * noise.square()
+        logprob = 4 * F.softplus(x, beta=2) - torch.add(log_std, x, alpha=2)
+        logprob = torch.addcmul(logprob, noise, noise, value=-0.5)
         actions = torch.addcmul(self.bias, torch.tanh(x), self.scale)
         return actions, logprob.sum(-1) - self.log_norm
 
@@ -199,14 +199,16 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
 
 
 def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
-    """One gradient step of the policy, and of the temperature if it is tuned."""
+    """Gradient steps of the policy, and of the temperature if it is tuned: as many as the steps
+    since the last time."""
     obs = batch[0]
-    alpha = agent.log_alpha.exp()
-    new_actions, logprob = agent.actor.sample(obs)
-    q = agent.critics(obs, new_actions).amin(0)
-    actor_loss = (alpha.detach() * logprob - q).mean()
-    alpha_loss = -alpha * (logprob.detach().mean() + agent.target_entropy)
-    descend(actor_loss + alpha_loss, optimizer)
+    for _ in range(args.policy_frequency):
+        alpha = agent.log_alpha.exp()
+        new_actions, logprob = agent.actor.sample(obs)
+        q = agent.critics(obs, new_actions).amin(0)
+        actor_loss = (alpha.detach() * logprob - q).mean()
+        alpha_loss = -alpha * (logprob.detach().mean() + agent.target_entropy)
+        descend(actor_loss + alpha_loss, optimizer)
     return torch.stack([actor_loss, alpha, alpha_loss]).detach()
 
 
@@ -230,13 +232,16 @@ if __name__ == "__main__":
         policy_optimizer.add_param_group({"params": [agent.log_alpha], "lr": args.q_lr})
     memory = make_memory(ReplayBuffer, envs, args, device)
     sample = partial(memory.sample, args.batch_size)
-    policy = run.accelerate(torch.no_grad()(partial(agent.actor.act, greedy=False)))
-    learn_q = run.accelerate(partial(update_critics, agent, q_optimizer, args), sample)
-    learn_policy = run.accelerate(partial(update_policy, agent, policy_optimizer, args), sample)
-    follow = run.accelerate(partial(update_target, agent.critics, agent.target_critics, args.tau))
     q_tags = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"]
     q_losses = Means(*(f"losses/{tag}" for tag in q_tags))
     policy_losses = Means("losses/actor_loss", "losses/alpha", "losses/alpha_loss")
+    policy = run.oracle(torch.no_grad()(partial(agent.actor.act, greedy=False)))
+    q_update = partial(update_critics, agent, q_optimizer, args)
+    learn_q = run.accelerate(q_update, sample, q_losses)
+    policy_update = partial(update_policy, agent, policy_optimizer, args)
+    learn_policy = run.accelerate(policy_update, sample, policy_losses)
+    follow = run.accelerate(partial(update_target, agent.critics, agent.target_critics, args.tau))
+    low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
     learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
@@ -249,29 +254,27 @@ if __name__ == "__main__":
             obs, _ = envs.reset(seed=run.env_seed)
             ended = np.zeros(args.num_envs, dtype=bool)
 
-        # Act: at random at first. The GPU is told, but not waited for yet.
-        if turn * args.num_envs < args.learning_starts:
-            low, high = envs.action_space.low, envs.action_space.high
-            actions = ToHost(torch.tensor(rng.uniform(low, high), dtype=torch.float32))
-        else:
-            actions = ToHost(policy(to_device(obs, device)))
+        # Act: at random at first. Later a GPU is asked, but not waited for yet.
+        at_random = turn * args.num_envs < args.learning_starts
+        if not at_random:
+            policy.ask(obs)
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
         for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
             if global_step > args.learning_starts:
-                q_losses.add(learn_q())
+                learn_q()
                 if global_step % args.policy_frequency == 0:
-                    for _ in range(args.policy_frequency):  # makes up for the delay
-                        policy_losses.add(learn_policy())
+                    learn_policy()
                 if global_step % args.target_network_frequency == 0:
                     follow()
             if global_step % 100 == 0:
                 run.log(q_losses.take() | policy_losses.take(), global_step)
 
         # Step, and remember it unless it only reset an environment whose episode had ended.
-        next_obs, rewards, terminated, truncated, infos = envs.step(actions.numpy())
-        memory.add(obs, next_obs, actions.numpy(), rewards, terminated, ~ended)
+        actions = rng.uniform(low, high).astype(np.float32) if at_random else policy.answer()
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)

@@ -18,7 +18,6 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.buffers import ReplayBuffer, make_memory
 from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.graphs import ToHost, to_device
 from cleanrl_utils.metrics import Means
 from cleanrl_utils.run import Run, TorchArgs, parse_args, require
 
@@ -214,12 +213,15 @@ if __name__ == "__main__":
     policy_optimizer = optim.Adam(agent.actor.parameters(), **adam)
     memory = make_memory(ReplayBuffer, envs, args, device)
     sample = partial(memory.sample, args.batch_size)
-    policy = run.accelerate(torch.no_grad()(partial(agent.actor.act, greedy=False)))
-    learn_q = run.accelerate(partial(update_critics, agent, q_optimizer, args), sample)
-    learn_policy = run.accelerate(partial(update_policy, agent, policy_optimizer, args), sample)
     q_tags = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"]
     q_losses = Means(*(f"losses/{tag}" for tag in q_tags))
     policy_losses = Means("losses/actor_loss")
+    policy = run.oracle(torch.no_grad()(partial(agent.actor.act, greedy=False)))
+    q_update = partial(update_critics, agent, q_optimizer, args)
+    learn_q = run.accelerate(q_update, sample, q_losses)
+    policy_update = partial(update_policy, agent, policy_optimizer, args)
+    learn_policy = run.accelerate(policy_update, sample, policy_losses)
+    low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
     learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
@@ -232,26 +234,25 @@ if __name__ == "__main__":
             obs, _ = envs.reset(seed=run.env_seed)
             ended = np.zeros(args.num_envs, dtype=bool)
 
-        # Act: at random at first. The GPU is told, but not waited for yet.
-        if turn * args.num_envs < args.learning_starts:
-            low, high = envs.action_space.low, envs.action_space.high
-            actions = ToHost(torch.tensor(rng.uniform(low, high), dtype=torch.float32))
-        else:
-            actions = ToHost(policy(to_device(obs, device)))
+        # Act: at random at first. Later a GPU is asked, but not waited for yet.
+        at_random = turn * args.num_envs < args.learning_starts
+        if not at_random:
+            policy.ask(obs)
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
         for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
             if global_step > args.learning_starts:
-                q_losses.add(learn_q())
+                learn_q()
                 if global_step % args.policy_frequency == 0:
-                    policy_losses.add(learn_policy())
+                    learn_policy()
             if global_step % 100 == 0:
                 run.log(q_losses.take() | policy_losses.take(), global_step)
 
         # Step, and remember it unless it only reset an environment whose episode had ended.
-        next_obs, rewards, terminated, truncated, infos = envs.step(actions.numpy())
-        memory.add(obs, next_obs, actions.numpy(), rewards, terminated, ~ended)
+        actions = rng.uniform(low, high).astype(np.float32) if at_random else policy.answer()
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)

@@ -9,8 +9,8 @@
 vector environments in next-step autoreset give; `real` is false where a step only reset its
 environment (its episode had ended the step before), and such a step is never sampled.
 
-For CUDA graphs `add` comes in two halves: `stage` writes on the host and sends it; `insert`, like
-`sample`, has static shapes and never waits for the GPU, so a graph can hold it.
+For CUDA graphs `add` comes in two halves: `stage` writes on the host, `insert` sends that to the
+device and files it there. Like `sample` it has static shapes and never waits: a graph can hold it.
 Torch is imported when a memory is made: a JAX script can import this file without it.
 """
 
@@ -116,25 +116,25 @@ class _Replay:
         """Remember one step of all environments, except where it was not `real`."""
         self.stage(obs, next_obs, actions, rewards, terminated, real)
         self.insert()
+        if self.sent is not None:
+            self.sent.record()
 
     def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
-        """First half of `add`: the arrays of a step, on the host, become pages on the device."""
+        """First half of `add`: the arrays of a step are put together, on the host."""
         if self.sent is not None:
             self.sent.synchronize()  # the copy of the step before may still be reading
         for place, part in zip(self.places, (obs, next_obs, *rest), strict=True):
             place[...] = part
-        if self.host is not self.pages:
-            for name, page in self.host.items():
-                self.pages[name].copy_(page, non_blocking=True)
-        if self.sent is not None:
-            self.sent.record()
 
     def insert(self) -> None:
-        """Second half of `add`, on the device alone: the staged step enters the memory."""
+        """Second half of `add`: the staged step enters the memory."""
         if self.on_cpu:
             return self._insert()
         import torch
 
+        if self.host is not self.pages:
+            for name, page in self.host.items():
+                self.pages[name].copy_(page, non_blocking=True)
         # Torch's deterministic mode would sort the rows before it writes them, for 2 to 4 times the
         # cost. They differ anyway, all but the one beyond the capacity, which nobody reads.
         mode = torch.get_deterministic_debug_mode()
@@ -151,9 +151,9 @@ class _Replay:
 
         if self.on_cpu:
             return torch.randint(int(size), (batch_size,))  # an error where nothing is stored
-        # Here `size` is a tensor that nobody waits for. Only a graph's warm-up may meet a 0.
+        # Here `size` is a tensor that nobody waits for.
         words = torch.empty(batch_size, dtype=torch.int64, device=self.device).random_()
-        return words % size.clamp(min=1)
+        return words % size
 
     def _unpack(self, rows: Tensor) -> list[Tensor]:
         """The parts of rows, as they were before they became columns of floats."""
@@ -201,40 +201,55 @@ class ReplayBuffer(_Replay):
         require(
             capacity >= num_envs, f"--buffer-size {capacity} is less than --num-envs {num_envs}"
         )
-        obs_and_next_obs = [_shape(observation_space)] * 2
-        super().__init__(capacity, num_envs, device, action_space, obs_and_next_obs, {}, {})
-        self.rows, self.count = self.tensors["rows"], self.tensors["count"]
+        import torch
 
-    @property
-    def staged(self) -> Batch:
-        """The step last staged, on the device: `staged.next_obs` is what to act on next, and
-        taking it from there saves a second copy to the GPU."""
-        return Batch(*self._unpack(self.pages["page"][:, :-1]))
+        # The host keeps count, and tells a GPU with each step where it goes, and the size since.
+        pages: Layout = {"goes_to": ((num_envs + 1,), torch.int64)}
+        obs_and_next_obs = [_shape(observation_space)] * 2
+        super().__init__(capacity, num_envs, device, action_space, obs_and_next_obs, {}, pages)
+        self.rows, self.goes_to = self.tensors["rows"], self.host["goes_to"].numpy()
+        self.tensors["count"] = torch.zeros((), dtype=torch.int64)
+        self.count = self.tensors["count"].numpy()
+
+    def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
+        super().stage(obs, next_obs, *rest)
+        if not self.on_cpu:
+            self.goes_to[:-1], number = compact(self.places[-1] > 0, self.count, self.capacity)
+            self.count += number
+            self.goes_to[-1] = len(self)
 
     def _insert(self) -> None:
         at, n = self.at, self.num_envs
+        if not self.on_cpu:
+            at.rows[at.goes_to[:-1]] = at.page[:, :-1]
+            return
         real = at.page[:, -1]
-        if self.on_cpu and np.count_nonzero(real) == n:  # as on most turns: one slice
-            start = int(at.count) % self.capacity
+        if np.count_nonzero(real) == n:  # as on most turns: one slice
+            start = int(self.count) % self.capacity
             if start + n <= self.capacity:
                 at.rows[start : start + n] = at.page[:, :-1]
-                at.count.fill(at.count + n)
+                self.count.fill(self.count + n)
                 return
-        rows, number = compact(real > 0, at.count, self.capacity)
+        rows, number = compact(real > 0, self.count, self.capacity)
         at.rows[rows] = at.page[:, :-1]
-        at.count += number
+        self.count += number
 
     def sample(self, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
-        size = len(self) if self.on_cpu else self.count.clamp(max=self.capacity)
+        size = len(self) if self.on_cpu else self.pages["goes_to"][-1]
         rows = self.rows.index_select(0, self._draw(batch_size, size))
         return Batch(*self._unpack(rows))
 
     def __len__(self) -> int:
-        return min(int(self.at.count), self.capacity)
+        return min(int(self.count), self.capacity)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"rows": self.rows[: len(self)], "count": self.count}
+        return {"rows": self.rows[: len(self)], "count": self.tensors["count"]}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.goes_to[-1] = len(self)
+        self.pages["goes_to"].copy_(self.host["goes_to"])
 
 
 class FrameReplayBuffer(_Replay):
@@ -318,7 +333,10 @@ class FrameReplayBuffer(_Replay):
     def sample(self, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
         store = self.tensors
-        chosen = store["first"] + self._draw(batch_size, self.at.last - self.at.first)
+        size = self.at.last - self.at.first
+        if not self.on_cpu:
+            size = size.clamp(min=1)  # as a graph's warm-up may meet it
+        chosen = store["first"] + self._draw(batch_size, size)
         slot = store["order"].index_select(0, chosen % self.capacity)
         age = store["age"].index_select(0, slot)
         slots = stack_slots(slot, age, self.back, self.num_envs, self.capacity)

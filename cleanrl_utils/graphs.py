@@ -69,19 +69,42 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
-class ToHost:
-    """A tensor on its way to the host: `numpy()` waits for it, but not for work started since.
+class Oracle:
+    """A function of observations: `ask` it, do something else, then take the `answer`, in NumPy.
 
-    So a GPU may choose actions, then learn, while the CPU already steps the environments.
+    The answer is waited for, but no work that was started after the question: so a GPU may choose
+    actions, then learn, while the CPU already steps the environments. The ways there and back are
+    parts of the function that `accelerate` gets, and of the CUDA graph it makes of it.
     """
 
-    def __init__(self, x: Tensor):
-        self.x = x.to("cpu", non_blocking=True)  # pinned, if x is on a GPU
-        self.arrived = torch.cuda.Event() if x.is_cuda else None
-        if self.arrived is not None:
-            self.arrived.record()
+    def __init__(self, function: Callable, device: torch.device, accelerate: Callable):
+        self.function, self.device = function, device
+        self.question: Any = None  # pinned memory, once the shapes are known
+        self.reply: Any = None
+        self.arrived = torch.cuda.Event() if device.type == "cuda" else None
+        self.consult = accelerate(self._consult) if self.arrived else function
 
-    def numpy(self) -> np.ndarray:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.x.numpy()
+    def ask(self, obs: np.ndarray) -> None:
+        if self.arrived is None:
+            self.reply = self.consult(to_device(obs, self.device))
+            return
+        if self.question is None:
+            x = torch.from_numpy(obs)
+            x = x.float() if x.dtype == torch.float64 else x
+            self.question, self.there = x.pin_memory(), x.to(self.device)
+        self.question.numpy()[...] = obs
+        self.consult()
+        self.arrived.record()
+
+    def _consult(self) -> None:
+        self.there.copy_(self.question, non_blocking=True)
+        reply = self.function(self.there)
+        if self.reply is None:
+            self.reply = torch.empty_like(reply, device="cpu", pin_memory=True)
+        self.reply.copy_(reply, non_blocking=True)
+
+    def answer(self) -> np.ndarray:
+        if self.arrived is None:
+            return self.reply.numpy()
+        self.arrived.synchronize()
+        return self.reply.numpy().copy()

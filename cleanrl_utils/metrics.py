@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -134,18 +134,29 @@ class Means:
         self.sums: Any = None
 
     def add(self, values: Any) -> None:
-        """`values` stay where they are, say on a GPU that is still computing them."""
-        if self.sums is not None:  # on the CPU, if they are a resumed run's
-            sums = self.sums.to(values.device) if hasattr(self.sums, "to") else self.sums
-            values = values + sums
-        self.sums, self.count = values, self.count + 1
+        """`values` stay where they are, say on a GPU that is still computing them. Torch adds in
+        place: so a CUDA graph can hold this, and `counting` counts its replays."""
+        if self.sums is None:
+            self.sums = values * 0
+        if hasattr(self.sums, "to"):  # a resumed run's are on the CPU
+            self.sums = self.sums.to(values.device)
+        self.sums += values
+
+    def counting(self, learn: Callable) -> Callable:
+        """`learn`, which adds one vector to these means each time, and its calls counted."""
+
+        def learn_and_count(*args: Any) -> None:
+            learn(*args)
+            self.count += 1
+
+        return learn_and_count
 
     def take(self) -> dict[str, Any]:
         """Mean by tag, or nothing if nothing was added."""
-        if self.sums is None:
+        if self.count == 0:
             return {}
         means = dict(zip(self.tags, self.sums / self.count, strict=True))
-        self.sums, self.count = None, 0
+        self.sums, self.count = self.sums.zero_() if hasattr(self.sums, "zero_") else None, 0
         return means
 
     def state_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ import numpy as np
 
 from cleanrl_utils import checkpoint, evaluate, rng
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.metrics import CsvWriter, Progress, WandbWriter, clock, open_writers
+from cleanrl_utils.metrics import CsvWriter, Means, Progress, WandbWriter, clock, open_writers
 from cleanrl_utils.settings import RunArgs, TorchArgs, parse_args
 
 __all__ = ["Run", "RunArgs", "TorchArgs", "parse_args", "require"]
@@ -183,11 +183,14 @@ class Run:
         every = self.args.eval_frequency
         return bool(every) and step - self._last_eval >= every
 
-    def accelerate(self, function: Callable, sample: Callable | None = None) -> Callable:
+    def accelerate(
+        self, function: Callable, sample: Callable | None = None, means: Means | None = None
+    ) -> Callable:
         """The same function, compiled and captured as a CUDA graph as far as the flags ask.
 
         With `sample`, which draws its arguments from replay memory, the result takes none; where
-        the memory is on the GPU as well, the graph holds the sampling, too.
+        the memory is on the GPU as well, the graph holds the sampling, too. With `means`, what the
+        function returns is added to them, by the same graph.
         """
         import torch
 
@@ -197,22 +200,32 @@ class Run:
         if self.args.compile:
             torch._inductor.config.fallback_random = True  # the random numbers of eager mode
             function = torch.compile(function)
-        if sample is None:
-            return CudaGraph(function) if graphs else function
-        if self.args.buffer_device == self.device.type:
-            both = lambda: function(*sample())  # noqa: E731
-            return CudaGraph(both) if graphs else both
-        moved = CudaGraph(function) if graphs else function
-        return lambda: moved(*sample().to(self.device))
+        whole = function
+        if means is not None:
+            whole = lambda *batch: means.add(function(*batch))  # noqa: E731
+        if sample is not None and self.args.buffer_device == self.device.type:
+            update = whole
+            whole = lambda: update(*sample())  # noqa: E731
+        if graphs:
+            whole = CudaGraph(whole)
+        if sample is not None and self.args.buffer_device != self.device.type:
+            graph = whole
+            whole = lambda: graph(*sample().to(self.device))  # noqa: E731
+        return whole if means is None else means.counting(whole)
+
+    def oracle(self, function: Callable) -> Any:
+        """`function` of observations, to `ask` now and to take the `answer` of later."""
+        from cleanrl_utils.graphs import Oracle
+
+        return Oracle(function, self.device, self.accelerate)
 
     def inference(self, network: Callable) -> Callable[[np.ndarray], np.ndarray]:
         """What `network` says to observations, NumPy in and out, as fast as the device allows."""
         import torch
 
-        from cleanrl_utils.inference import in_numpy, on_device
+        from cleanrl_utils.inference import at_once, in_numpy
 
-        forward = self.accelerate(torch.no_grad()(lambda obs: network(obs)))
-        asked = on_device(forward, self.device)
+        asked = at_once(self.oracle(torch.no_grad()(lambda obs: network(obs))))
         plain = self.device.type == "cpu" and not self.args.compile
         return in_numpy(network, otherwise=asked) if plain else asked
 

@@ -19,6 +19,7 @@ from conftest import ROOT
 from torch import Tensor, optim
 
 from cleanrl_utils import rng
+from cleanrl_utils.metrics import Means
 from cleanrl_utils.run import Run, choose_device
 
 pytestmark = pytest.mark.gpu
@@ -68,16 +69,17 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
     memory = script.make_memory(kind, envs, args, run.device)
     fill(memory, envs, 500)
     sample = partial(memory.sample, args.batch_size)
-    accelerate = partial(Run.accelerate, run)
+    run.accelerate = accelerate = partial(Run.accelerate, run)
     update_q = script.update_critics if hasattr(script, "update_critics") else script.update_critic
-    obs = torch.as_tensor(np.zeros((1, *envs.single_observation_space.shape), np.float32))
-    obs = obs.to(run.device, torch.uint8 if name.endswith("atari") else torch.float32)
-    act = accelerate(torch.no_grad()(partial(agent.actor.act, greedy=False)))
+    update_policy = partial(script.update_policy, agent, policy_optimizer, args)
+    space = envs.single_observation_space
+    obs = np.zeros((1, *space.shape), space.dtype)
+    oracle = Run.oracle(run, torch.no_grad()(partial(agent.actor.act, greedy=False)))
     functions = {
-        "act": lambda: act(obs),
+        "act": lambda: (oracle.ask(obs), oracle.answer()),
         "insert": memory.insert,
-        "critics": accelerate(partial(update_q, agent, q_optimizer, args), sample),
-        "policy": accelerate(partial(script.update_policy, agent, policy_optimizer, args), sample),
+        "critics": accelerate(partial(update_q, agent, q_optimizer, args), sample, Means("q")),
+        "policy": accelerate(update_policy, sample, Means("policy")),
     }
     if hasattr(agent, "log_alpha"):  # TD3's and DDPG's targets move together with the policy
         both = agent.critics, agent.target_critics
