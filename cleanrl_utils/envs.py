@@ -22,7 +22,11 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
             os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
     try:
         env = gym.make(env_id, **kwargs)
-    except (gym.error.UnregisteredEnv, gym.error.RegistrationError) as error:
+    except (
+        gym.error.UnregisteredEnv,
+        gym.error.RegistrationError,
+        gym.error.DeprecatedEnv,
+    ) as error:
         raise BadInput(f"--env-id {env_id}: {explain(env_id, error)}") from None
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise explain_missing(env_id, error) from None

@@ -83,7 +83,7 @@ def as_policy(agent: Any, device: Any = "cpu", greedy: bool = True) -> Policy:
     def policy(obs: np.ndarray, first: np.ndarray) -> np.ndarray:
         nonlocal state
         x = torch.as_tensor(obs, device=device)
-        x = x.float() if x.dtype == torch.float64 else x
+        x = x if x.dtype == torch.uint8 else x.float()  # pictures stay bytes
         with torch.no_grad():
             if not hasattr(agent, "initial_state"):
                 return agent.act(x, **kwargs).cpu().numpy()

@@ -378,3 +378,16 @@ def test_cartpole_is_solved(train) -> None:
     done = train("ppo", "--total-timesteps 100000 --save-model --learning-rate 0.001")
     summary = json.loads((done.folder / "finished.json").read_text())
     assert np.mean(summary["eval_returns"]) >= 475
+
+
+def test_observations_of_whole_numbers_are_played_too(train) -> None:
+    """FrozenLake shows the number of a field, which becomes a vector of integers."""
+    flags = "--env-id FrozenLake-v1 --total-timesteps 512 --num-steps 32 --save-model"
+    done = train("ppo", f"{flags} --eval-episodes 2")
+    assert len(json.loads((done.folder / "finished.json").read_text())["eval_returns"]) == 2
+
+
+def test_an_environment_of_the_past_is_named_with_its_successor(train) -> None:
+    with pytest.raises(BadInput) as stop:
+        train("ppo", "--env-id Taxi-v3")
+    assert "Taxi-v4" in stop.value.message
