@@ -223,14 +223,12 @@ if __name__ == "__main__":
     envs = make_envs(args, run.name)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py")
     bounded = envs.single_action_space.is_bounded()
-    require(
-        bounded, f"--env-id {args.env_id}: its actions have no bounds: use rpo_continuous_action.py"
-    )
+    require(bounded, f"--env-id {args.env_id}: unbounded actions: use rpo_continuous_action.py")
 
     learner = Learner(args, envs)
     memory, rng = learner.memory, np.random.default_rng(args.seed)
     obs = np.zeros(envs.observation_space.shape, np.float32)
-    first, no_losses = learner.init(obs), jnp.zeros((2, len(TAGS)))
+    first, no_losses = jax.jit(learner.init)(obs), jnp.zeros((2, len(TAGS)))
     packing = Packing(first)
     act = jax.jit(packing.reader(learner.act), donate_argnums=1)
     learn = jax.jit(packing.changer(learner.learn), static_argnums=3, donate_argnums=0)

@@ -92,12 +92,14 @@ class Packing:
         leaves, self.structure = jax.tree.flatten(tree)
         self.types, self.shapes = [str(x.dtype) for x in leaves], [x.shape for x in leaves]
 
+    @partial(jax.jit, static_argnums=0)
     def pack(self, tree: Any) -> dict[str, jax.Array]:
         parts: dict[str, list[jax.Array]] = {kind: [] for kind in self.types}
         for kind, leaf in zip(self.types, jax.tree.leaves(tree), strict=True):
             parts[kind].append(leaf.reshape(-1))
         return {kind: jnp.concatenate(vectors) for kind, vectors in parts.items()}
 
+    @partial(jax.jit, static_argnums=0)
     def unpack(self, vectors: dict[str, jax.Array]) -> Any:
         leaves, starts = [], dict.fromkeys(self.types, 0)
         for kind, shape in zip(self.types, self.shapes, strict=True):
