@@ -124,6 +124,31 @@ def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     return torch_call(value, obs)
 
 
+def jax_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """Greedy ones of a continuous policy in JAX."""
+    train, learner = variables["packing"].unpack(variables["train"]), variables["learner"]
+    params = train.policy["actor"] if hasattr(train, "policy") else train.actor
+    return variables["Agent"](learner.actor, params).act(obs)
+
+
+def jax_critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """As critic_values."""
+    train, learner = variables["packing"].unpack(variables["train"]), variables["learner"]
+    name = "critics" if hasattr(train, "critics") else "critic"
+    actions = jax_actions(variables, obs)
+    values = np.asarray(getattr(learner, name).apply(getattr(train, name), obs, actions))
+    return values.min(0) if values.ndim == 2 else values
+
+
+def jax_q_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    return variables["learner"].agent(variables["train"]).act(obs)
+
+
+def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """Of the best actions."""
+    return np.asarray(variables["learner"].q_values(variables["train"].q_network, obs)).max(1)
+
+
 SCRIPTS = [
     Script(
         name="ppo",
@@ -292,6 +317,55 @@ SCRIPTS = [
         values=lambda g, obs: torch_call(g["q_network"].q_values, obs).max(1),
         acts=lambda g, obs: torch_call(g["q_network"].act, obs),
         needs=["ale_py", "cv2"],
+    ),
+    Script(
+        name="sac_continuous_action_jax",
+        env_id="Pendulum-v1",
+        quick=OFF_POLICY_QUICK,
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=f"{OFF_POLICY_PROBE} --q-lr 0.003 --policy-lr 0.003 --no-autotune --alpha 0.001",
+        probe_suffix="Continuous",
+        probes=["Both", "Truncation"],
+        values=jax_critic_values,
+        acts=jax_actions,
+        needs=["flax"],
+        discrete=False,
+    ),
+    Script(
+        name="td3_continuous_action_jax",
+        env_id="Pendulum-v1",
+        quick=OFF_POLICY_QUICK,
+        tags=TD3_TAGS,
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe_suffix="Continuous",
+        probes=["Both", "Truncation"],
+        values=jax_critic_values,
+        acts=jax_actions,
+        needs=["flax"],
+        discrete=False,
+    ),
+    Script(
+        name="ddpg_continuous_action_jax",
+        env_id="Pendulum-v1",
+        quick=OFF_POLICY_QUICK,
+        tags=DDPG_TAGS,
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe_suffix="Continuous",
+        probes=["Both", "Truncation"],
+        values=jax_critic_values,
+        acts=jax_actions,
+        needs=["flax"],
+        discrete=False,
+    ),
+    Script(
+        name="dqn_jax",
+        env_id="CartPole-v1",
+        quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
+        tags=[*DQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
+        probe=DQN_PROBE,
+        values=jax_q_values,
+        acts=jax_q_actions,
+        needs=["flax"],
     ),
     Script(  # its environments are gymnax's: probes of its own are in tests/test_jax_ppo.py
         name="ppo_jax",

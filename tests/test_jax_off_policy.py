@@ -1,0 +1,260 @@
+"""SAC, TD3 and DDPG in JAX: they are those of torch, and their replay memory is one."""
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import torch
+from torch import Tensor
+
+from cleanrl import ddpg_continuous_action as ddpg
+from cleanrl import ddpg_continuous_action_jax as ddpg_jax
+from cleanrl import sac_continuous_action as sac
+from cleanrl import sac_continuous_action_jax as sac_jax
+from cleanrl import td3_continuous_action as td3
+from cleanrl import td3_continuous_action_jax as td3_jax
+from cleanrl_utils import buffers_jax
+from cleanrl_utils.buffers_jax import Batch, ReplayMemory
+from cleanrl_utils.errors import BadInput
+from cleanrl_utils.jax_tools import Packing, means
+
+LOW, HIGH = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 5.0, -1.0], np.float32)
+SPACES: Any = SimpleNamespace(
+    num_envs=2,
+    single_observation_space=gym.spaces.Box(-1, 1, (4,), np.float32),
+    single_action_space=gym.spaces.Box(LOW, HIGH),
+)
+TWINS = [(sac, sac_jax), (td3, td3_jax), (ddpg, ddpg_jax)]
+twins = pytest.mark.parametrize("torch_module, module", TWINS, ids=["sac", "td3", "ddpg"])
+scripts = pytest.mark.parametrize("module", [twin for _, twin in TWINS], ids=["sac", "td3", "ddpg"])
+
+
+def to_flax(network: torch.nn.Module, values: list[Tensor] | None = None) -> dict[str, Any]:
+    """Weights of one of torch's networks, or their gradients, as Flax has them."""
+    arrays = [x.detach().numpy() for x in values or network.parameters()]
+    if isinstance(network, sac.Critics | td3.Critics):  # three weights, then three biases
+        layers = [(arrays[i], arrays[i + 3][:, 0]) for i in range(3)]
+    else:
+        layers = [(arrays[2 * i].T, arrays[2 * i + 1]) for i in range(3)]
+    return {"params": {f"Dense_{i}": {"kernel": w, "bias": b} for i, (w, b) in enumerate(layers)}}
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Within 1e-5, relative to the largest number of each array."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)
+
+
+@twins
+def test_loss_and_gradient_are_those_of_torch(
+    torch_module: ModuleType, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same weights, batch and noise."""
+    rng, n = np.random.default_rng(1), 64
+    noise = rng.standard_normal((n, 3)).astype(np.float32)
+    batch = [*rng.standard_normal((2, n, 4)), rng.uniform(LOW, HIGH, (n, 3))]
+    batch += [rng.standard_normal(n), rng.random(n) < 0.5]
+    batch = [x.astype(np.float32) for x in batch]
+    monkeypatch.setattr(torch, "randn_like", lambda x: torch.as_tensor(noise))
+    torch.manual_seed(1)
+    args = torch_module.Args(tau=0.0)
+    agent, other = torch_module.Agent(SPACES, args), torch_module.Agent(SPACES, args)
+    name = "critic" if module is ddpg_jax else "critics"
+    critics, targets = getattr(agent, name), getattr(other, name)
+    setattr(agent, f"target_{name}", targets)
+    agent.target_actor = other.actor
+
+    # JAX first: torch's networks will hold gradients in the end
+    values = {name: to_flax(critics), f"target_{name}": to_flax(targets)}
+    if module is sac_jax:
+        agent.log_alpha.data.fill_(-1.2)
+        values["policy"] = {"actor": to_flax(agent.actor), "log_alpha": np.float32(-1.2)}
+    else:
+        values |= {"actor": to_flax(agent.actor), "target_actor": to_flax(other.actor)}
+    nothing = dict.fromkeys(module.Train._fields)
+    train = jax.tree.map(jnp.array, module.Train(**(nothing | values)))
+    learner = module.Learner(module.Args(), SPACES)
+    gradient = jax.grad(learner.q_loss, has_aux=True)
+    more = () if module is ddpg_jax else (noise,)
+    q_found = gradient(getattr(train, name), train, Batch(*batch), *more)
+    if module is sac_jax:
+        gradient = jax.grad(learner.policy_loss, has_aux=True)
+        found = gradient(train.policy, train, Batch(*batch), noise)
+    else:
+        gradient = jax.grad(learner.actor_loss, has_aux=True)
+        found = gradient(train.actor, train, Batch(*batch))
+
+    tensors = [torch.as_tensor(x) for x in batch]
+    update = ddpg.update_critic if module is ddpg_jax else torch_module.update_critics
+    frozen = torch.optim.SGD(critics.parameters(), lr=0.0)
+    losses = update(agent, frozen, args, *tensors)
+    q_gradients = [x.grad.clone() for x in critics.parameters()]
+    frozen = torch.optim.SGD(agent.actor.parameters(), lr=0.0)
+    if module is sac_jax:
+        frozen.add_param_group({"params": [agent.log_alpha]})
+    policy_losses = torch_module.update_policy(agent, frozen, args, *tensors)
+    wanted: Any = to_flax(agent.actor, [x.grad for x in agent.actor.parameters()])
+    if module is sac_jax:
+        wanted = {"actor": wanted, "log_alpha": agent.log_alpha.grad.numpy()}
+    assert_same(q_found, (to_flax(critics, q_gradients), losses.numpy()))
+    assert_same(found, (wanted, policy_losses.numpy().reshape(found[1].shape)))
+
+
+@scripts
+def test_actions_fill_the_bounds_of_each_dimension_and_stay_inside(module: ModuleType) -> None:
+    settings = {} if module is sac_jax else {"exploration_noise": 0.5}
+    args = module.Args(**settings)
+    agent = module.Agent.from_args(SPACES, args)
+    assert agent.actor.low == tuple(LOW.tolist()) and agent.actor.high == tuple(HIGH.tolist())
+    agent.params = agent.actor.init(jax.random.key(0), np.zeros((1, 4)))
+    obs = 100 * np.random.default_rng(1).standard_normal((4096, 4))  # far out: tanh saturates
+    for greedy in (True, False):
+        actions = agent.act(obs, greedy)
+        assert actions.dtype == np.float32
+        assert (actions >= LOW).all() and (actions <= HIGH).all()
+        assert np.allclose(actions.min(0), LOW, atol=1e-3)
+        assert np.allclose(actions.max(0), HIGH, atol=1e-3)
+
+
+@scripts
+def test_evaluation_has_no_noise_and_environments_have_their_own(module: ModuleType) -> None:
+    learner = module.Learner(module.Args(buffer_size=10), SPACES)
+    train = learner.init(np.zeros((2, 4), np.float32))
+    page = learner.memory.first_page(np.zeros((2, 4)))  # both environments see the same
+    _, actions = learner.act(train, learner.memory.init(), page)
+    assert (actions[0] != actions[1]).all()
+    params = train.policy["actor"] if module is sac_jax else train.actor
+    greedy = module.Agent(learner.actor, params).act(np.zeros((2, 4)))
+    assert (greedy[0] == greedy[1]).all()
+
+
+@scripts
+def test_networks_start_as_those_of_torch_do(module: ModuleType) -> None:
+    """Uniform within 1 / sqrt(inputs), biases as well; two critics are not the same twice."""
+    train = init(module)[1]
+    critics = train.critic if module is ddpg_jax else train.critics
+    for i, inputs in enumerate([4 + 3, 256, 256]):
+        for x in critics["params"][f"Dense_{i}"].values():
+            assert np.abs(x).max() <= inputs**-0.5
+            if x.size > 100:
+                assert np.std(x) == pytest.approx((3 * inputs) ** -0.5, rel=0.1)
+    if module is not ddpg_jax:
+        first, second = critics["params"]["Dense_1"]["kernel"]
+        assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.1
+
+
+def init(module: ModuleType, **settings: Any) -> tuple[Any, Any, Any]:
+    """Learner, its state, and memory of one step."""
+    learner = module.Learner(module.Args(buffer_size=10, batch_size=4, **settings), SPACES)
+    memory, obs = learner.memory, np.ones((2, 4), np.float32)
+    page = memory.page(obs, obs, np.stack([LOW, HIGH]), [1, 2], [False, True], [True, True], obs)
+    return learner, learner.init(obs), memory.insert(memory.init(), jnp.array(page))
+
+
+@scripts
+def test_policy_and_targets_move_when_told_to(module: ModuleType) -> None:
+    learner, train, replay = init(module, tau=0.25)
+    nothing = jnp.zeros((2, len(module.TAGS)))
+    name = "critic" if module is ddpg_jax else "critics"
+    target, policy = f"target_{name}", "policy" if module is sac_jax else "actor"
+    flags = 2 if module is sac_jax else 1  # update the policy; move the targets
+    learn = jax.jit(learner.learn, static_argnums=(3, 4)[:flags])
+
+    new, losses = learn(train, nothing, replay, *[True] * flags)
+    wanted = jax.tree.map(
+        lambda a, b: 0.75 * a + 0.25 * b, getattr(train, name), getattr(new, name)
+    )
+    assert_same(getattr(new, target), wanted)
+    for moving in (name, policy):
+        moved = jax.tree.map(
+            lambda a, b: (a != b).any(), getattr(train, moving), getattr(new, moving)
+        )
+        assert all(jax.tree.leaves(moved))
+    counts = dict(zip(module.TAGS, np.asarray(losses[1]), strict=True))
+    assert counts["losses/qf1_loss"] == 1
+    assert counts["losses/actor_loss"] == (2 if module is sac_jax else 1)
+
+    new, losses = learn(train, nothing, replay, *[False] * flags)
+    assert_same(getattr(new, target), getattr(train, target))
+    assert_same(getattr(new, policy), getattr(train, policy))
+    assert "losses/actor_loss" not in means(module.TAGS, losses)
+    assert new.key != train.key
+
+
+@pytest.mark.parametrize("autotune", [True, False])
+def test_temperature_is_tuned_or_fixed(autotune: bool) -> None:
+    learner, train, replay = init(sac_jax, autotune=autotune, alpha=0.3)
+    before = float(train.policy["log_alpha"])
+    assert before == pytest.approx(0.0 if autotune else np.log(0.3))
+    losses = jnp.zeros((2, len(sac_jax.TAGS)))
+    learn = jax.jit(learner.learn, static_argnums=(3, 4))
+    for _ in range(5):
+        train, losses = learn(train, losses, replay, True, True)
+    # the first policies are all but random, more so than wanted: the temperature falls
+    assert (float(train.policy["log_alpha"]) < before - 0.005) == autotune
+    if not autotune:
+        assert means(sac_jax.TAGS, losses)["losses/alpha"] == pytest.approx(0.3)
+
+
+def test_memory_holds_the_newest_real_steps_and_nothing_else() -> None:
+    spaces: Any = SimpleNamespace(
+        num_envs=3,
+        single_observation_space=gym.spaces.Box(-1, 1, (2,)),
+        single_action_space=gym.spaces.Discrete(99),
+    )
+    memory, rng = ReplayMemory(10, spaces), np.random.default_rng(0)
+    replay, insert, seen = memory.init(), jax.jit(memory.insert, donate_argnums=0), []
+    for turn in range(9):
+        number = np.arange(3.0) + 3 * turn  # of a step: it is in all its parts
+        real = rng.random(3) < 0.6
+        obs = np.stack([number, -number], 1)
+        page = memory.page(obs, obs + 0.5, number, number / 2, number % 2 == 0, real, obs + 7)
+        np.testing.assert_array_equal(memory.newest(page), obs + 7)
+        if turn == 4:  # as at a boundary: what to act on changes, what to remember does not
+            page = memory.turn_to(page, obs)
+            np.testing.assert_array_equal(memory.newest(page), obs)
+        replay = insert(replay, page)
+        seen += number[real].tolist()
+        batch = memory.sample(replay, jax.random.key(turn), 500)
+        assert sorted(set(batch.actions.tolist())) == seen[-10:]
+    assert batch.actions.dtype == jnp.int32 and len(seen) > 10
+    number = np.asarray(batch.actions)
+    np.testing.assert_array_equal(batch.obs, np.stack([number, -number], 1))
+    np.testing.assert_array_equal(batch.next_obs, batch.obs + 0.5)
+    np.testing.assert_array_equal(batch.rewards, number / 2)
+    np.testing.assert_array_equal(batch.terminated, number % 2 == 0)
+    counts = np.bincount(number)[np.bincount(number) > 0]
+    assert counts.min() > 25  # of 50 on average: drawn uniformly
+    replay = insert(replay, memory.first_page(obs))
+    assert int(replay.added) == len(seen)
+
+
+def test_memory_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers_jax, "free_host_memory", lambda: 2**20)
+    for capacity, reason in ((1_000_000, "--buffer-size to at most"), (1, "--num-envs")):
+        with pytest.raises(BadInput) as error:
+            ReplayMemory(capacity, SPACES)
+        assert reason in error.value.message
+
+
+def test_packing_gives_back_the_tree_in_few_arrays() -> None:
+    key = jax.random.key(3)
+    tree = {
+        "a": jnp.arange(6.0).reshape(2, 3),
+        "b": (jnp.int32(2**30 + 1), jnp.float32(7)),
+        "c": key,
+    }
+    packing = Packing(tree)
+    vectors = packing.pack(tree)
+    assert len(vectors) == 3
+    back = packing.unpack(vectors)
+    assert back.pop("c") == tree.pop("c")
+    jax.tree.map(np.testing.assert_array_equal, back, tree)
+    assert back["b"][0].dtype == jnp.int32
