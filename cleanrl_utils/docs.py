@@ -1,7 +1,8 @@
 """What the documentation takes from the code and from benchmark/results, so that it cannot drift.
 
-    make docs                             # mkdocs calls the on_... functions
-    python -m cleanrl_utils.docs          # write the README's table and pictures anew
+    make docs                                       # mkdocs calls the on_... functions
+    python -m cleanrl_utils.docs                    # the README's table and curves, written anew
+    python -m cleanrl_utils.docs --gif runs/NAME    # a film of a saved model, docs/assets/ENV.gif
 
 On a page, `{{ flags ppo.py }}`, `{{ metrics }}`, `{{ results }}` and others (`Pages.make_...`) are
 filled in; without a script's name they are about all scripts of the page. A link like
@@ -10,6 +11,7 @@ paragraph says is shown there as a note. A link to code that is not there, or a 
 get-started/metrics.md does not explain, is a warning: it ends `mkdocs build --strict`.
 """
 
+import argparse
 import ast
 import csv
 import difflib
@@ -34,7 +36,7 @@ PUBLISHED = ROOT / "benchmark" / "published.csv"
 log = logging.getLogger("mkdocs.hooks.cleanrl")
 
 LINK = re.compile(r'\[(?P<text>[^\]]+)\]\(src:(?P<file>[\w/]+\.py)(?:#"(?P<code>.+?)")?\)', re.S)
-DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w.]+))? \}\}$", re.M)
+DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w./]+))? \}\}$", re.M)
 TAG = re.compile(r"^(charts|losses|eval)/[\w-]+$")
 ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
 ALWAYS += ["eval/episodic_return", "eval/mean_return", "eval/std_return"]
@@ -469,7 +471,7 @@ class Pages:
             return [self.scripts[what[:-3]]]
         if what == "jax":
             return [script for script in self.scripts.values() if "RunsArgs" in script.bases]
-        if what and what.endswith(".py"):
+        if what and what.endswith(".py") and "/" not in what:
             log.warning(f"{page.file.src_uri}: there is no script {what}")
             return []
         return [script for script in self.scripts.values() if script.page == page.file.src_uri]
@@ -589,6 +591,12 @@ class Pages:
         (script,) = scripts
         return self.keep(diff_html(self.scripts[script.relative or ""], script))
 
+    def make_example(self, scripts: list[Script], what: str | None) -> str:
+        """A file of docs/examples beside the script that its name continues."""
+        path = ROOT / (what or "")
+        example = Script(path.stem, path.read_text(), set(self.scripts))
+        return self.keep(diff_html(self.scripts[example.relative or ""], example))
+
     def keep(self, text: str) -> str:
         """A mark for HTML that goes in when Markdown is through."""
         self.html.append(text)
@@ -654,8 +662,8 @@ class Pages:
 
 INDEX = """Every script with the notes of its page beside the lines they are about, and beside the
 script it is closest to. *−12 +40* counts lines that go and come."""
-EXPLAIN = """Mean ± standard deviation over seeds of each run's last 100 episodes; *best* is the mean
-of each run's best 100 in a row. The dashed line is the original's figure: theirs, not ours."""
+EXPLAIN = """Mean ± standard deviation over seeds of each run's last 100 episodes; *best* is the
+mean of each run's best 100 in a row. The dashed line is the original's figure: theirs, not ours."""
 EXPLAIN_THEIRS = "Our runs are not done yet; the figures are the original's."
 COLUMNS = ["script", "observations, actions", "environments", "backend", "what it can", "lines"]
 COLUMNS += ["speed", "results"]
@@ -770,3 +778,108 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def on_page_content(text: str, page: Any, config: Any, files: Any) -> str:
     return state["pages"].put_back(text, page, files)
+
+
+# -- the README ----------------------------------------------------------------------------------
+
+TABLE = re.compile(r"(<!-- scripts: .*? -->\n).*?(<!-- end -->)", re.S)
+PANELS = 8
+
+
+def readme_table() -> str:
+    """Algorithms and their scripts; nothing in it changes with every result."""
+    algorithms: dict[str, list[Script]] = {}
+    for script in read_scripts().values():
+        algorithms.setdefault(script.page, []).append(script)
+    rows = ["| algorithm | scripts |", "|-|-|"]
+    for page, scripts in algorithms.items():
+        title = (DOCS / page).read_text().splitlines()[0].removeprefix("# ")
+        names = ", ".join(f"[`{x.name}.py`](cleanrl/{x.name}.py)" for x in scripts)
+        rows.append(f"| [{title}](docs/{page}) | {names} |")
+    return "\n".join(rows)
+
+
+def fill_readme(text: str) -> str:
+    return TABLE.sub(lambda match: f"{match[1]}{readme_table()}\n{match[2]}", text)
+
+
+def draw_curves(path: Path) -> None:
+    """The learning curves of environments with most runs, beside the original's figures."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    theirs = published()
+    every = [group for group in groups(result_facts()) if len(group.runs) > 1]
+    every.sort(key=lambda group: -len(group.runs))
+    chosen = list({group.env_id: group for group in reversed(every)}.values())[::-1][:PANELS]
+    columns = min(4, len(chosen))
+    rows = -(-len(chosen) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3 * columns, 2.4 * rows), squeeze=False)
+    for axis in axes.flat[len(chosen) :]:
+        axis.axis("off")
+    for axis, group in zip(axes.flat, chosen, strict=False):
+        known = curves(group.name)
+        runs = [known[run["run"]] for run in group.runs]
+        x = np.linspace(0, group.steps, 100)
+        y = np.array([np.interp(x, steps, values) for steps, _, values in runs])
+        axis.plot(x, y.mean(0), color=COLORS[0], linewidth=1.5)
+        low, high = y.mean(0) - y.std(0), y.mean(0) + y.std(0)
+        axis.fill_between(x, low, high, color=COLORS[0], alpha=0.2, linewidth=0)
+        for row in theirs.get((group.script, group.env_id), [])[:1]:
+            axis.axhline(float(row["mean"]), color="gray", linestyle="--", linewidth=1)
+        axis.set_title(f"{group.env_id}\n{group.name}, {len(runs)} seeds", fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+        axis.xaxis.offsetText.set_fontsize(7)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def film(run: str, seconds: float = 6, width: int = 300) -> Path:
+    """A GIF of one episode of a saved model, without its tail if it is long."""
+    import contextlib
+    import tempfile
+
+    import imageio.v3
+    from PIL import Image
+
+    from cleanrl_utils import enjoy, evaluate
+
+    model = enjoy.find_model(enjoy.EnjoyArgs(run=run)).resolve()
+    agent, args, module = evaluate.load_model(model)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        policy = evaluate.as_policy(agent)
+        evaluate.play(policy, module.make_env, args.env_id, 1, 1, True, "film")
+        (video,) = Path(folder).rglob("*.mp4")
+        frames = imageio.v3.imread(video)
+        fps = imageio.v3.immeta(video)["fps"]
+    every = max(1, round(fps / 20))
+    pictures = [Image.fromarray(frame) for frame in frames[: int(seconds * fps) : every]]
+    size = (width, round(width * pictures[0].height / pictures[0].width))
+    small = [picture.resize(size).quantize(64) for picture in pictures]
+    path = DOCS / "assets" / f"{args.env_id.split('-')[0].lower()}.gif"
+    options = dict(duration=round(1000 * every / fps), loop=0, optimize=True)
+    small[0].save(path, save_all=True, append_images=small[1:], **options)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the README's table and pictures anew.")
+    parser.add_argument("--gif", metavar="RUN", help="only film the saved model of this run")
+    options = parser.parse_args()
+    if options.gif:
+        print(film(options.gif))
+        return
+    readme = ROOT / "README.md"
+    readme.write_text(fill_readme(readme.read_text()))
+    draw_curves(DOCS / "assets" / "curves.png")
+    print("README.md and docs/assets/curves.png are written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""PPO that never takes an action which its environment calls invalid.
+
+    python docs/examples/ppo_masked.py --env-id Taxi-v4
+
+Paper: https://arxiv.org/abs/2006.14171. How it was made: docs/advanced/your-own-variant.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.envs import make, require_spaces
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "Taxi-v4"
+    """id of an environment whose infos hold an action_mask: 1 where an action is valid"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole training"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: int = 4
+    """environments stepped side by side"""
+    num_steps: int = 128
+    """steps of each environment between two updates"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches an epoch is cut into"""
+    update_epochs: int = 4
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.2
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+class ShowMask(gym.Wrapper):
+    """Append the mask to the observation: what may be done is part of what is seen."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        size = env.observation_space.shape[0] + env.action_space.n
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        obs, info = self.env.reset(**kwargs)
+        require("action_mask" in info, f"--env-id {self.env.spec.id} has no action_mask in infos")
+        return self.join(obs, info), info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        obs, *rest, info = self.env.step(action)
+        return self.join(obs, info), *rest, info
+
+    def join(self, obs: np.ndarray, info: dict) -> np.ndarray:
+        return np.concatenate([obs, info["action_mask"]], dtype=np.float32)
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env = ShowMask(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+# same as ppo.py
+def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+# same as ppo.py
+def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
+    first, second = layer_init(nn.Linear(inputs, 64)), layer_init(nn.Linear(64, 64))
+    last = layer_init(nn.Linear(64, outputs), std)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+
+
+class Agent(nn.Module):
+    """Actor and critic, two networks that share nothing."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.num_actions = envs.single_action_space.n
+        num_obs = envs.single_observation_space.shape[0] - self.num_actions
+        self.critic = mlp(num_obs, 1, std=1.0)
+        # near-equal probabilities at first: explore before having opinions
+        self.actor = mlp(num_obs, self.num_actions, std=0.01)
+
+    def get_logits(self, obs: Tensor) -> Tensor:
+        """An invalid action gets probability 0, and no gradient flows through it."""
+        state, mask = obs[..., : -self.num_actions], obs[..., -self.num_actions :]
+        return self.actor(state).masked_fill(mask == 0, -1e8)  # -inf would make entropy NaN
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        logits = self.get_logits(obs)
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self.critic(obs[..., : -self.num_actions]).squeeze(-1)
+
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        logprobs = self.get_logits(obs).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return logprob, entropy, self.get_value(obs)
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+# same as ppo.py
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+    obs, actions, logprobs, values, advantages, returns, real = minibatch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "ppo_continuous_action.py")
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    learn = run.accelerate(partial(update, agent, optimizer, args))
+
+    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
+    actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
+
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            next_obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, bool)
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        for step in range(args.num_steps):
+            obs[step] = torch.as_tensor(next_obs)
+            actions[step] = sample(obs[step])
+            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            run.log_episodes(infos, global_step)
+        obs[-1] = torch.as_tensor(next_obs)
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        with torch.no_grad():
+            logprobs, _, _ = agent.get_logprob_entropy_value(obs[:-1], actions)
+            values = agent.get_value(obs).cpu()  # small and sequential: advantages are CPU work
+        advantages = gae(rewards, values, terminated, done, args)
+        returns = advantages + values[:-1]
+        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.batch_size, device=device)
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn(*minibatch) for minibatch in minibatches]
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)

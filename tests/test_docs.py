@@ -1,0 +1,367 @@
+"""The documentation: it builds, links hold, commands run, nothing is left unexplained."""
+
+import dataclasses
+import html.parser
+import logging
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import unquote, urldefrag
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import ROOT
+from table import SCRIPTS
+
+from cleanrl_utils import docs, sync
+from cleanrl_utils.evaluate import import_script
+
+CHROMIUM = Path("/usr/bin/chromium")
+EXAMPLE = ROOT / "docs" / "examples" / "ppo_masked.py"
+TABLE = {script.name: script for script in SCRIPTS}
+pytestmark = pytest.mark.xdist_group("docs")  # one build for all
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does."""
+    pytest.importorskip("material")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages() -> docs.Pages:
+    return docs.Pages()
+
+
+class Page(html.parser.HTMLParser):
+    """Links, anchors and table rows of a page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = {""}
+        self.rows: list[list[str]] = []
+        self.open = False
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {key: value or "" for key, value in attributes}
+        self.ids |= {given["id"]} if "id" in given else set()
+        self.links += [given[key] for key in ("href", "src") if key in given]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = self.open and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.rows[-1][-1] += data
+
+
+# -- the build -----------------------------------------------------------------------------------
+
+
+def test_every_internal_link_leads_somewhere(site: Path) -> None:
+    found = {path: Page(path) for path in site.rglob("*.html")}
+    assert len(found) > 40
+    broken = []
+    for path, page in found.items():
+        if path.name == "404.html":
+            continue
+        for link in page.links:
+            if re.match(r"[a-z]+:", link):
+                continue
+            url, anchor = urldefrag(unquote(link))
+            target = (path.parent / url).resolve() if url else path
+            target = target / "index.html" if target.is_dir() else target
+            known = found[target].ids if target in found else {""}
+            if not target.exists() or (anchor and target in found and anchor not in known):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_a_link_to_code_that_is_not_there_ends_a_strict_build(pages, caplog) -> None:
+    assert pages.find_line("ppo.py", "def gae(")[1] > 100
+    for file, code in [("ppo.py", "no such code"), ("ppo.py", "args."), ("absent.py", "x")]:
+        with pytest.raises(LookupError):
+            pages.find_line(file, code)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="x.md"))
+    with caplog.at_level(logging.WARNING):
+        assert pages.resolve('[this](src:ppo.py#"no such code")', page, None) == "this"
+        pages.fill("{{ nonsense }}", page)
+    assert len(caplog.records) == 2 and all(x.name.startswith("mkdocs") for x in caplog.records)
+
+
+def test_notes_stand_below_the_lines_they_explain(site: Path) -> None:
+    text = (site / "source" / "ppo.html").read_text()
+    notes = re.findall(r'<div class="line noted" id="L\d+">.*?</div><div class="note">', text)
+    assert len(notes) >= 10
+
+
+def test_pages_are_small(site: Path) -> None:
+    for path in set(site.rglob("*.html")) - {site / "404.html"}:
+        local = [link for link in Page(path).links if re.search(r"\.(js|css|png|gif)$", link)]
+        files = {(path.parent / link).resolve() for link in local} | {path}
+        assert sum(file.stat().st_size for file in files) < 3e6, path
+
+
+# -- what comes from the code ----------------------------------------------------------------------
+
+
+def own_page(site: Path, script: docs.Script) -> Page:
+    return Page((site / script.page).with_suffix(".html"))
+
+
+@pytest.mark.parametrize("name", docs.read_scripts())
+def test_every_flag_and_every_tag_is_explained(name: str, site: Path, pages) -> None:
+    script = pages.scripts[name]
+    for package in TABLE[name].needs if name in TABLE else []:
+        pytest.importorskip(package)
+    page, shared = own_page(site, script), Page(site / "get-started" / "basic-usage.html")
+    explained = {row[0].split(",")[0]: row[-1] for row in page.rows + shared.rows if row}
+    fields = [field.name for field in dataclasses.fields(import_script(name).Args)]
+    own = {flag.field for flag in script.flags}
+    assert len(fields) > 15 and own < set(fields)
+    for field in fields:
+        flag = "--" + field.replace("_", "-")
+        assert len(explained.get(flag, "")) > 5, f"{flag} of {name}.py"
+        assert flag in {row[0].split(",")[0] for row in page.rows if row} or field not in own
+    for tag in script.tags:
+        assert len(explained.get(tag, "")) > 10, f"{tag} of {name}.py"
+    if name in TABLE:  # what the tests saw it log, the parser of the source must know
+        assert set(TABLE[name].tags) <= set(script.tags)
+
+
+def test_tags_are_found_however_they_are_written() -> None:
+    source = """
+NAMES = ["a", "b"]
+TAGS = [f"losses/{name}" for name in NAMES]
+TAGS += ["charts/c"]
+x = Means("losses/d", *(f"losses/{name}_two" for name in NAMES))
+metrics = {"losses/e": f(x)}
+"""
+    found = set(docs.Script("x", source).tags) - set(docs.ALWAYS)
+    wanted = {f"losses/{x}" for x in ("a", "b", "d", "a_two", "b_two", "e")} | {"charts/c"}
+    assert found == wanted
+
+
+def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
+    """All that benchmark/results has is on some page, with its number of seeds."""
+    for group in pages.groups:
+        text = pages.results_of(pages.scripts[group.script])
+        assert f"| {group.env_id}" in text and group.score() in text and "data-part" in text
+        assert all(fact["run"] in docs.curves(group.name) for fact in group.runs)
+
+
+def test_readme_has_the_table_and_the_pictures() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert docs.fill_readme(readme) == readme, "run python -m cleanrl_utils.docs"
+    for name in docs.read_scripts():
+        assert f"cleanrl/{name}.py" in readme
+    for picture in re.findall(r"\((docs/assets/[^)]+)\)", readme):
+        assert (ROOT / picture).stat().st_size < 500_000
+    for link in re.findall(r"\]\((?!http)([^)#]+)", readme):
+        assert (ROOT / link).exists(), link
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+RUNNABLE = re.compile(r"^<!-- runnable -->\n+```bash\n(.*?)\n```", re.S | re.M)
+WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_COMMANDS = [path for path in WRITTEN if RUNNABLE.search(path.read_text())]
+SMALL = "--total-timesteps 512 --num-envs 2 --num-steps 32"
+
+
+def commands(block: str) -> list[list[str]]:
+    """The commands of a block; quoted text may go over several lines."""
+    words = shlex.split(block.replace("\\\n", " ").replace("\n", " \n "), comments=False)
+    lines = [line for line in re.split(r"\n(?=python |#)", block) if not line.startswith("#")]
+    assert words and all(line.startswith("python ") for line in lines), block
+    return [shlex.split(line.replace("\\\n", " ")) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "path", WITH_COMMANDS, ids=[str(path.relative_to(ROOT)) for path in WITH_COMMANDS]
+)
+def test_commands_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As typed, in the order of the page, in this process; scripts with fewer steps."""
+    for name in ("cleanrl", "docs", "benchmark"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    for block in RUNNABLE.findall(path.read_text()):
+        for _, what, *rest in commands(block):
+            module = rest.pop(0) if what == "-m" else ""
+            if what == "-c":
+                exec(rest[0], {"__name__": "__main__"})
+                continue
+            if what.startswith("cleanrl/"):
+                row = TABLE[Path(what).stem]
+                for package in row.needs:
+                    pytest.importorskip(package)
+                rest += [*row.quick.split(), "--eval-episodes", "1"]
+            elif what.startswith("docs/"):
+                rest += [*SMALL.split(), "--eval-episodes", "1"]
+            monkeypatch.setattr(sys, "argv", [what, *rest])
+            try:
+                run = runpy.run_module if module else runpy.run_path
+                run(module or what, run_name="__main__", **({"alter_sys": True} if module else {}))
+            except SystemExit as stop:
+                assert stop.code in (0, None), (what, rest, stop)
+
+
+def test_every_command_of_a_script_has_flags_that_exist() -> None:
+    """Also where a command is not run: its script and its flags are there."""
+    checked = 0
+    for path in WRITTEN:
+        for block in re.findall(r"^ *```bash\n(.*?)```", path.read_text(), re.S | re.M):
+            text = block.replace("\\\n", " ")
+            for name, rest in re.findall(r"cleanrl/(\w+)\.py([^\n|\"]*)", text):
+                assert (ROOT / "cleanrl" / f"{name}.py").exists(), (path.name, name)
+                known = {x.field for x in docs.read_scripts()[name].flags} | {"help"}
+                known |= {x.field for flags in docs.shared_flags().values() for x in flags}
+                for flag in re.findall(r"--([\w-]+)", rest):
+                    field = flag.replace("-", "_")
+                    assert {field, field.removeprefix("no_")} & known, (path.name, name, flag)
+                    checked += 1
+    assert checked > 50
+
+
+# -- the worked example ------------------------------------------------------------------------
+
+
+class Masked(gym.Env):
+    """Half of the actions are invalid, each time others; the last valid one is right. The world
+    ends at an invalid action."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(6)
+
+    def observe(self) -> tuple[np.ndarray, dict]:
+        self.mask = np.zeros(6, np.int8)
+        self.mask[self.np_random.choice(6, 3, replace=False)] = 1
+        return np.ones(1, np.float32), {"action_mask": self.mask}
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action: int) -> tuple:
+        assert self.mask[action] == 1, "an invalid action"
+        reward = float(action == np.flatnonzero(self.mask)[-1])
+        self.t += 1
+        obs, info = self.observe()
+        return obs, reward, self.t == 4, False, info
+
+
+gym.register("Masked-v0", entry_point=Masked)
+
+
+def test_the_example_never_acts_invalidly_and_learns(train: Callable, monkeypatch) -> None:
+    name = "../docs/examples/ppo_masked"  # beside the scripts
+    flags = "--env-id Masked-v0 --gamma 0.5 --total-timesteps 8192 --num-steps 32 --ent-coef 0"
+    done = train(name, f"{flags} --learning-rate 0.01 --save-model --eval-episodes 5")
+    returns = [value for _, tag, value in done.rows() if tag == "charts/episodic_return"]
+    assert np.mean(returns[:20]) < 3 and np.mean(returns[-50:]) > 3.8  # of 4
+    assert [v for _, tag, v in done.rows() if tag == "eval/episodic_return"] == [4.0] * 5
+
+
+def test_the_example_is_small_and_its_copies_are_true() -> None:
+    ours, theirs = EXAMPLE.read_text(), (ROOT / "cleanrl" / "ppo.py").read_text()
+    code = [re.sub(r"^\s*#.*\n", "", text, flags=re.M) for text in (theirs, ours)]
+    gone, new = docs.diff_size(*code)
+    assert gone <= 25 and new <= 45, (gone, new)
+    mine, original = sync.blocks(ours), sync.blocks(theirs)
+    marked = re.findall(r"# same as ppo.py\ndef (\w+)", ours)
+    assert len(marked) == 6
+    assert all(mine[name].text == original[name].text for name in marked)
+
+
+# -- in a browser ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_site_in_a_browser(site: Path, width: int) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    said: list[str] = []
+    requests: list[str] = []
+    with playwright.sync_playwright() as p:
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = p.chromium.launch(executable_path=str(CHROMIUM), args=options)
+        context = browser.new_context(offline=True, viewport={"width": width, "height": 850})
+        page = context.new_page()
+        page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+        page.on("request", lambda request: requests.append(request.url))
+
+        def visit(name: str) -> None:
+            began = time.perf_counter()
+            page.goto(f"file://{site}/{name}.html", wait_until="load")
+            page.add_style_tag(content="*{scroll-behavior:auto!important}")
+            assert time.perf_counter() - began < 2 * SLOW, name
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+
+        visit("index")
+        assert page.locator("img.hero").evaluate("image => image.naturalWidth") > 100
+        if width < 1000:
+            page.locator("label[for=__search]:visible").first.click()
+        page.locator(".md-search__input").click()
+        page.locator(".md-search__input").type("truncation")
+        page.locator(".md-search-result__item").first.wait_for(timeout=5000)
+
+        visit("rl-algorithms/overview")
+        assert page.locator("td", has_text="ppo_atari_lstm.py").first.is_visible()
+
+        visit("rl-algorithms/ppo")
+        place = page.locator(".curves").first
+        place.scroll_into_view_if_needed()
+        curve = place.locator("path.curve").first
+        before = curve.get_attribute("d")
+        assert curve.is_visible() and place.locator(".mark").count() > 0
+        place.locator("select").first.select_option("1")  # minutes
+        assert place.locator("path.curve").first.get_attribute("d") != before
+        assert "minutes" in (place.locator(".chart").first.text_content() or "")
+        count = place.locator("path.curve").count()
+        place.locator("select").nth(1).select_option("1")  # each seed
+        assert place.locator("path.curve").count() > count
+        place.locator("svg").first.hover()
+        assert "ppo" in place.locator(".tip").first.inner_text()
+
+        visit("source/ppo")
+        assert page.locator(".note").first.is_visible() and page.locator("#L100").count() == 1
+
+        for name in ("ppo_atari", "ppo_continuous_action", "ppo_jax"):
+            visit(f"source/{name}-diff")
+            assert page.locator(".line.gone").first.is_visible()
+            assert page.locator(".line.new").first.is_visible()
+            left, right = page.locator(".replace").first.locator(".side").all()
+            a, b = left.bounding_box(), right.bounding_box()
+            assert a and b and (a["y"] == b["y"]) == (width > 1000)  # beside, or below
+            folded = page.locator(".diff details").first
+            folded.locator("summary").click()
+            assert folded.locator(".line").first.is_visible()
+        browser.close()
+    assert said == [] and all(url.startswith(("file:", "data:")) for url in requests)
+
+
+SLOW = 4 if os.environ.get("PYTEST_XDIST_WORKER") else 2  # the other core is at work, too
