@@ -213,26 +213,22 @@ class ReplayBuffer(_Replay):
 
     def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
         super().stage(obs, next_obs, *rest)
-        if not self.on_cpu:
-            self.goes_to[:-1], number = compact(self.places[-1] > 0, self.count, self.capacity)
-            self.count += number
-            self.goes_to[-1] = len(self)
+        start, n = int(self.count) % self.capacity, self.num_envs
+        real = self.places[-1]
+        self.slice = start if np.count_nonzero(real) == n and start + n <= self.capacity else None
+        if self.slice is None:
+            self.goes_to[:-1], n = compact(real > 0, self.count, self.capacity)
+        else:  # as on most turns
+            self.goes_to[:-1] = range(start, start + n)
+        self.count.fill(self.count + n)
+        self.goes_to[-1] = len(self)
 
     def _insert(self) -> None:
         at, n = self.at, self.num_envs
-        if not self.on_cpu:
+        if self.on_cpu and self.slice is not None:  # quicker than by index
+            at.rows[self.slice : self.slice + n] = at.page[:, :-1]
+        else:
             at.rows[at.goes_to[:-1]] = at.page[:, :-1]
-            return
-        real = at.page[:, -1]
-        if np.count_nonzero(real) == n:  # as on most turns: one slice
-            start = int(self.count) % self.capacity
-            if start + n <= self.capacity:
-                at.rows[start : start + n] = at.page[:, :-1]
-                self.count.fill(self.count + n)
-                return
-        rows, number = compact(real > 0, self.count, self.capacity)
-        at.rows[rows] = at.page[:, :-1]
-        self.count += number
 
     def sample(self, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
