@@ -20,7 +20,7 @@ from jax import Array, random
 
 from cleanrl_utils.buffers_jax import Batch, Replay, ReplayMemory
 from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.jax_tools import Model, Packed, Packing, Params, dense_inference, means, mlp
+from cleanrl_utils.jax_tools import FlaxModel, Packed, Packing, Params, dense_inference, means, mlp
 from cleanrl_utils.run import Run, RunArgs, parse_args, require
 
 
@@ -94,25 +94,20 @@ class QNetwork(nn.Module):
     def __call__(self, obs: Array) -> Array:
         return mlp(obs, 120, 84, self.num_actions)
 
+    def act(self, obs: Array) -> Array:
+        return self(obs).argmax(-1)  # exploration is the training loop's
 
-class Agent(Model):
+
+def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
+    return QNetwork(int(envs.single_action_space.n))
+
+
+class Agent(FlaxModel):
     """What model files hold and evaluations play."""
-
-    def __init__(self, network: QNetwork, params: Params):
-        super().__init__(params)
-        self.network = network
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
-        return cls(QNetwork(int(envs.single_action_space.n)), {})  # load_state_dict brings the rest
-
-    def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        return np.asarray(q_values(self.network, self.params, obs)).argmax(-1)
-
-
-@partial(jax.jit, static_argnums=0)
-def q_values(network: Any, params: Params, obs: Array) -> Array:
-    return network.apply(params, obs)
+        return cls(make_network(envs, args), {})  # load_state_dict brings the rest
 
 
 # same as dqn.py
@@ -138,7 +133,7 @@ class Learner:
 
     def __init__(self, args: Args, envs: gym.vector.VectorEnv):
         self.args = args
-        self.network: Any = QNetwork(int(envs.single_action_space.n))
+        self.network: Any = make_network(envs, args)
         self.memory = ReplayMemory(args.buffer_size, envs)
         self.optimizer = optax.adam(args.learning_rate)
         obs = np.zeros(envs.observation_space.shape, np.float32)
@@ -153,13 +148,13 @@ class Learner:
     def agent(self, train: Train) -> Agent:
         return Agent(self.network, self.packing.unpack(train.q_network))
 
-    def q_values(self, q_network: Packed, obs: Array) -> Array:
+    def forward(self, q_network: Packed, obs: Array) -> Array:
         return self.network.apply(self.packing.unpack(q_network), obs)
 
     def get_loss(self, params: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
         """The loss, and with it the mean of the predicted values."""
         # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        best_next = self.q_values(train.target_network, batch.next_obs).max(1)
+        best_next = self.forward(train.target_network, batch.next_obs).max(1)
         td_target = batch.rewards + self.args.gamma * best_next * (1 - batch.terminated)
         q_values = self.network.apply(params, batch.obs)
         q_values = jnp.take_along_axis(q_values, batch.actions[:, None], 1).squeeze(1)
@@ -191,7 +186,7 @@ if __name__ == "__main__":
 
     learner = Learner(args, envs)
     memory = learner.memory
-    q_values_of = dense_inference(learner.q_values, learner.packing)
+    q_values = dense_inference(learner.forward, learner.packing)
     learn = jax.jit(learner.learn, donate_argnums=0)
     update_target = jax.jit(learner.update_target, donate_argnums=0)
     insert = jax.jit(memory.insert, donate_argnums=0)
@@ -215,7 +210,7 @@ if __name__ == "__main__":
         epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
-            actions[:] = q_values_of(train.q_network, obs).argmax(-1)
+            actions[:] = q_values(train.q_network, obs).argmax(-1)
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 

@@ -38,6 +38,22 @@ class Model:
         return [type(self)(jax.tree.map(lambda x, i=i: x[i], params)) for i in range(count)]
 
 
+class FlaxModel(Model):
+    """A Flax network that has `act(obs)`, and its parameters."""
+
+    def __init__(self, network: Any, params: Params):
+        super().__init__(params)
+        self.network = network
+
+    def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
+        return np.asarray(_act(self.network, self.params, obs))
+
+
+@partial(jax.jit, static_argnums=0)
+def _act(network: Any, params: Params, obs: jax.Array) -> jax.Array:
+    return network.apply(params, obs, method="act")
+
+
 def orthogonal(rng: np.random.Generator, std: float, *shape: int) -> np.ndarray:
     """A random matrix with orthogonal rows or columns, the longer ones, times `std`.
 
@@ -100,23 +116,27 @@ class Packing:
     """All arrays of a tree as one vector for each type of number.
 
     Handing an array to a program on a GPU takes some microseconds, whatever its size: the fifty of
-    networks and their optimisers take as long as the update itself.
+    networks and their optimisers take as long as the update itself. On a CPU it is the other way
+    round for all but small networks: there a script can leave the tree as it is, with few=False.
     """
 
-    def __init__(self, tree: Any):
+    def __init__(self, tree: Any, few: bool = True):
+        self.few = few
         leaves, self.structure = jax.tree.flatten(tree)
         self.types, self.shapes = [str(x.dtype) for x in leaves], [x.shape for x in leaves]
 
     @partial(jax.jit, static_argnums=0)
-    def pack(self, tree: Any) -> dict[str, jax.Array]:
+    def pack(self, tree: Any) -> Any:
+        if not self.few:
+            return tree
         parts: dict[str, list[jax.Array]] = {kind: [] for kind in self.types}
         for kind, leaf in zip(self.types, jax.tree.leaves(tree), strict=True):
             parts[kind].append(leaf.reshape(-1))
         return {kind: jnp.concatenate(vectors) for kind, vectors in parts.items()}
 
     @partial(jax.jit, static_argnums=0)
-    def unpack(self, vectors: Packed) -> Any:
-        return self.views(vectors)
+    def unpack(self, vectors: Any) -> Any:
+        return self.views(vectors) if self.few else vectors
 
     def views(self, vectors: Packed) -> Any:
         """The same of NumPy's vectors, without a copy."""

@@ -146,7 +146,9 @@ def jax_q_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """Of the best actions."""
-    return np.asarray(variables["learner"].q_values(variables["train"].q_network, obs)).max(1)
+    agent = variables["learner"].agent(variables["train"])
+    method = "q_values" if hasattr(agent.network, "q_values") else "__call__"
+    return np.asarray(agent.network.apply(agent.params, obs, method=method)).max(1)
 
 
 SCRIPTS = [
@@ -188,6 +190,16 @@ SCRIPTS = [
         quick=f"{ATARI_QUICK} --num-envs 2",
         tags=[*PPO_TAGS, "charts/avg_episodic_return"],
         needs=["ale_py", "cv2", "envpool"],
+    ),
+    *(
+        Script(
+            name=name,
+            env_id="Breakout-v5",
+            quick=f"{ATARI_QUICK} --num-envs 2",
+            tags=[*PPO_TAGS, "charts/avg_episodic_return"],
+            needs=["ale_py", "cv2", "envpool", "jax"],
+        )
+        for name in ("ppo_atari_envpool_xla_jax", "ppo_atari_envpool_xla_jax_scan")
     ),
     Script(
         name="ppo_atari_multigpu",
@@ -363,6 +375,16 @@ SCRIPTS = [
         quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
         tags=[*DQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=DQN_PROBE,
+        values=jax_q_values,
+        acts=jax_q_actions,
+        needs=["flax"],
+    ),
+    Script(
+        name="c51_jax",
+        env_id="CartPole-v1",
+        quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
+        tags=[*C51_TAGS, "charts/episodic_return", "charts/episodic_length"],
+        probe=f"{DQN_PROBE} {C51_PROBE}",
         values=jax_q_values,
         acts=jax_q_actions,
         needs=["flax"],

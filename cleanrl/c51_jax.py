@@ -1,0 +1,287 @@
+"""Categorical DQN (C51) in JAX, for vector observations and discrete actions.
+
+    python cleanrl/c51_jax.py --env-id CartPole-v1
+
+Paper: https://arxiv.org/abs/1707.06887. Every detail with its reason: docs/rl-algorithms/c51.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import Array, random
+
+from cleanrl_utils.buffers_jax import Batch, Replay, ReplayMemory
+from cleanrl_utils.envs import make, require_spaces
+from cleanrl_utils.jax_tools import FlaxModel, Packed, Packing, Params, dense_inference, means, mlp
+from cleanrl_utils.run import Run, RunArgs, parse_args, require
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "CartPole-v1"
+    """id of the environment; a package's own environment as module:Id"""
+    total_timesteps: int = 500_000
+    """environment steps of the whole training"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    n_atoms: int = 101
+    """values that a return can have in the network's eyes, evenly spaced"""
+    v_min: float = -100
+    """the lowest of them"""
+    v_max: float = 100
+    """the highest of them"""
+    buffer_size: int = 10_000
+    """transitions that the replay memory holds, on the device of the network"""
+    gamma: float = 0.99
+    """discount factor"""
+    target_network_frequency: int = 500
+    """steps between two copies of the Q-network to the target network"""
+    batch_size: int = 128
+    """transitions of a gradient step"""
+    start_e: float = 1
+    """probability of a random action at the start"""
+    end_e: float = 0.05
+    """probability of a random action in the end"""
+    exploration_fraction: float = 0.5
+    """part of the training over which that probability falls"""
+    learning_starts: int = 10_000
+    """steps before the first gradient step"""
+    train_frequency: int = 10
+    """steps between two gradient steps"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
+        require(self.v_min < self.v_max, "--v-min must be below --v-max")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+# same as ppo.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+class QNetwork(nn.Module):
+    """How likely each return is after each action: logits, (batch, actions, atoms)."""
+
+    num_actions: int
+    n_atoms: int
+    v_min: float
+    v_max: float
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        logits = mlp(obs, 120, 84, self.num_actions * self.n_atoms)
+        return logits.reshape(-1, self.num_actions, self.n_atoms)
+
+    @property
+    def atoms(self) -> np.ndarray:
+        return np.linspace(self.v_min, self.v_max, self.n_atoms, dtype=np.float32)
+
+    def q_values(self, obs: Array) -> Array:
+        return nn.softmax(self(obs)) @ self.atoms  # the mean return of every action
+
+    def act(self, obs: Array) -> Array:
+        return self.q_values(obs).argmax(-1)  # exploration is the training loop's
+
+
+def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
+    return QNetwork(int(envs.single_action_space.n), args.n_atoms, args.v_min, args.v_max)
+
+
+# same as dqn_jax.py
+class Agent(FlaxModel):
+    """What model files hold and evaluations play."""
+
+    @classmethod
+    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
+        return cls(make_network(envs, args), {})  # load_state_dict brings the rest
+
+
+# same as dqn.py
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+def project(probs: Array, returns: Array, atoms: Array) -> Array:
+    """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
+    each probability is shared by the two atoms around its return, the nearer one gets more."""
+    last = len(atoms) - 1
+    position = ((returns - atoms[0]) / (atoms[1] - atoms[0])).clip(0, last)
+    below = jnp.floor(position)
+    share = position - below  # of the atom above
+    at = below.astype(int)
+    rows = jnp.arange(len(probs))[:, None]
+    projected = jnp.zeros_like(probs).at[rows, at].add(probs * (1 - share))
+    return projected.at[rows, (at + 1).clip(max=last)].add(probs * share)
+
+
+# same as dqn_jax.py
+class Train(NamedTuple):
+    """Everything that learning changes; each network is one vector."""
+
+    q_network: Packed
+    target_network: Packed
+    moments: optax.OptState
+    key: Array
+
+
+TAGS = ["losses/loss", "losses/q_values"]
+
+
+class Learner:
+    """Training as pure functions: what they change, they are given and return."""
+
+    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
+        self.args = args
+        self.network: Any = make_network(envs, args)
+        self.memory = ReplayMemory(args.buffer_size, envs)
+        self.optimizer = optax.adam(
+            args.learning_rate, eps=0.01 / args.batch_size
+        )  # as in the paper
+        obs = np.zeros(envs.observation_space.shape, np.float32)
+        self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
+        self.packing = Packing(self.params)
+
+    # same as dqn_jax.py
+    def init(self) -> Train:
+        q_network, target_network = self.packing.pack(self.params), self.packing.pack(self.params)
+        key = random.fold_in(random.key(self.args.seed), 1)
+        return Train(q_network, target_network, self.optimizer.init(q_network), key)
+
+    # same as dqn_jax.py
+    def agent(self, train: Train) -> Agent:
+        return Agent(self.network, self.packing.unpack(train.q_network))
+
+    # same as dqn_jax.py
+    def forward(self, q_network: Packed, obs: Array) -> Array:
+        return self.network.apply(self.packing.unpack(q_network), obs)
+
+    def get_loss(self, params: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
+        """The loss, and with it the mean of the predicted values."""
+        atoms = self.network.atoms
+        next_probs = nn.softmax(self.forward(train.target_network, batch.next_obs))
+        best = (next_probs @ atoms).argmax(1)
+        next_probs = jnp.take_along_axis(next_probs, best[:, None, None], 1).squeeze(1)
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        discount = self.args.gamma * (1 - batch.terminated)
+        returns = batch.rewards[:, None] + discount[:, None] * atoms
+        target_probs = project(next_probs, returns, atoms)
+        logits = self.network.apply(params, batch.obs)
+        logits = jnp.take_along_axis(logits, batch.actions[:, None, None], 1).squeeze(1)
+        logprobs = nn.log_softmax(logits)
+        loss = -(target_probs * logprobs).sum(1).mean()  # cross-entropy
+        return loss, jnp.stack([loss, (jnp.exp(logprobs) @ atoms).mean()])
+
+    # same as dqn_jax.py
+    def learn(self, train: Train, sums: Array, replay: Replay) -> tuple[Train, Array]:
+        """One gradient step; what is logged of it is added to the sums."""
+        key, batch_key = random.split(train.key)
+        batch = self.memory.sample(replay, batch_key, self.args.batch_size)
+        params = self.packing.unpack(train.q_network)
+        grads, losses = jax.grad(self.get_loss, has_aux=True)(params, train, batch)
+        updates, moments = self.optimizer.update(self.packing.pack(grads), train.moments)
+        q_network = optax.apply_updates(train.q_network, updates)
+        train = train._replace(q_network=q_network, moments=moments, key=key)
+        return train, sums + jnp.stack([losses, jnp.ones(2)])
+
+    def update_target(self, train: Train) -> Train:
+        return train._replace(target_network=train.q_network)
+
+
+def best_actions(logits: np.ndarray, atoms: np.ndarray) -> np.ndarray:
+    """Those of the highest mean return; of NumPy's arrays."""
+    logits = logits.reshape(len(logits), -1, len(atoms))
+    probs = np.exp(logits - logits.max(-1, keepdims=True))
+    return (probs @ atoms / probs.sum(-1)).argmax(-1)
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
+
+    learner = Learner(args, envs)
+    memory = learner.memory
+    logits = dense_inference(learner.forward, learner.packing)
+    learn = jax.jit(learner.learn, donate_argnums=0)
+    update_target = jax.jit(learner.update_target, donate_argnums=0)
+    insert = jax.jit(memory.insert, donate_argnums=0)
+    nothing = jnp.zeros((2, len(TAGS)))
+    rng = np.random.default_rng(args.seed)
+    actions = np.zeros(args.num_envs, dtype=np.int64)
+
+    state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
+    start = run.resume(args.num_turns, **state, rng=rng)
+    train, replay, sums = (run.state[name] for name in state)
+    for turn in range(start, args.num_turns):
+        # new environments, so that a resumed run is the same run
+        if run.boundary(turn, train=train, replay=replay, sums=sums):
+            envs.close()
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, dtype=bool)
+
+        # Act. Each environment explores by a coin of its own.
+        explored = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        explore = rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            actions[:] = best_actions(logits(train.q_network, obs), learner.network.atoms)
+        if explore.any():
+            actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.train_frequency == 0:
+                train, sums = learn(train, sums, replay)
+            if learning and global_step % args.target_network_frequency == 0:
+                train = update_target(train)
+            if global_step % 100 == 0:
+                run.log(means(TAGS, sums), global_step)
+                sums = nothing
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        if run.evaluation_due(global_step):
+            run.evaluate(learner.agent(train), global_step)
+
+    envs.close()
+    run.finish(learner.agent(train))
