@@ -169,9 +169,9 @@ class Learner:
         self.args, self.memory = args, ReplayMemory(args.buffer_size, envs)
         self.actor: Any = Agent.from_args(envs, args).actor
         self.critics: Any = Critics()
-        self.q_adam = optax.flatten(optax.adam(args.q_lr))
+        self.q_adam = optax.adam(args.q_lr)
         rates = {"actor": args.policy_lr, "log_alpha": args.q_lr * args.autotune}
-        adams = {name: optax.flatten(optax.adam(rate)) for name, rate in rates.items()}
+        adams = {name: optax.adam(rate) for name, rate in rates.items()}
         self.policy_adam = optax.multi_transform(adams, {name: name for name in rates})
 
     def init(self, obs: np.ndarray) -> Train:
@@ -211,27 +211,28 @@ class Learner:
         alpha_loss = -alpha * (stop(logprob).mean() - len(self.actor.low))
         return actor_loss + alpha_loss, jnp.stack([actor_loss, alpha, alpha_loss])
 
-    def draw(self, replay: Replay, key: Array) -> tuple[Batch, Array]:
-        """A batch from memory, and noise for as many actions."""
+    def draw(self, replay: Replay, key: Array, times: int) -> tuple[Batch, Array]:
+        """A batch from memory, and noise for so many times as many actions."""
         batch_key, noise_key = random.split(key)
         batch = self.memory.sample(replay, batch_key, self.args.batch_size)
-        return batch, random.normal(noise_key, batch.actions.shape)
+        return batch, random.normal(noise_key, (times, *batch.actions.shape))
 
-    def update_policy(self, replay: Replay, train: Train, key: Array) -> tuple[Train, Array]:
+    def update_policy(self, batch: Batch, train: Train, noise: Array) -> tuple[Train, Array]:
         """One gradient step of the policy, and of the temperature if it is tuned."""
-        state = train.policy, train.policy_moments, train, *self.draw(replay, key)
+        state = train.policy, train.policy_moments, train, batch, noise
         policy, moments, losses = descend(self.policy_loss, self.policy_adam, *state)
         return train._replace(policy=policy, policy_moments=moments), losses
 
     def learn(self, train: Train, sums: Array, replay: Replay, policy: bool, follow: bool) -> tuple:
         """All of one step: a program for each way in which policy and targets take part."""
         key, q_key, policy_key = random.split(train.key, 3)
-        state = train.critics, train.q_moments, train, *self.draw(replay, q_key)
+        batch, noise = self.draw(replay, q_key, 1)
+        state = train.critics, train.q_moments, train, batch, noise[0]
         critics, moments, q_losses = descend(self.q_loss, self.q_adam, *state)
         train = train._replace(critics=critics, q_moments=moments, key=key)
         number = self.args.policy_frequency if policy else 0  # makes up for the delay
-        keys, update = random.split(policy_key, number), partial(self.update_policy, replay)
-        train, losses = jax.lax.scan(update, train, keys, unroll=4)
+        batch, noise = self.draw(replay, policy_key, number)
+        train, losses = jax.lax.scan(partial(self.update_policy, batch), train, noise, unroll=4)
         if follow:
             targets = optax.incremental_update(critics, train.target_critics, self.args.tau)
             train = train._replace(target_critics=targets)
@@ -251,7 +252,7 @@ if __name__ == "__main__":
     memory, rng = learner.memory, np.random.default_rng(args.seed)
     obs = np.zeros(envs.observation_space.shape, np.float32)
     first, no_losses = jax.jit(learner.init)(obs), jnp.zeros((2, len(TAGS)))
-    packing = Packing(first)
+    packing = Packing(first, jax.default_backend() != "cpu")
     act = jax.jit(packing.reader(learner.act), donate_argnums=1)
     learn = jax.jit(packing.changer(learner.learn), static_argnums=(3, 4), donate_argnums=0)
 

@@ -156,7 +156,7 @@ class Learner:
         self.args, self.memory = args, ReplayMemory(args.buffer_size, envs)
         self.actor: Any = Agent.from_args(envs, args).actor
         self.critics: Any = Critics()
-        self.adam = optax.flatten(optax.adam(args.learning_rate))
+        self.adam = optax.adam(args.learning_rate)
 
     def init(self, obs: np.ndarray) -> Train:
         key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
@@ -229,7 +229,7 @@ if __name__ == "__main__":
     memory, rng = learner.memory, np.random.default_rng(args.seed)
     obs = np.zeros(envs.observation_space.shape, np.float32)
     first, no_losses = jax.jit(learner.init)(obs), jnp.zeros((2, len(TAGS)))
-    packing = Packing(first)
+    packing = Packing(first, jax.default_backend() != "cpu")
     act = jax.jit(packing.reader(learner.act), donate_argnums=1)
     learn = jax.jit(packing.changer(learner.learn), static_argnums=3, donate_argnums=0)
 

@@ -78,7 +78,7 @@ class ReplayMemory:
         newest = np.reshape(obs, (self.num_envs, -1)).astype(np.float32)
         return np.concatenate([page[:, : self.width + 1], newest], 1)
 
-    def newest(self, page: Array) -> Array:
+    def newest(self, page: Array | np.ndarray) -> Any:
         return page[:, self.width + 1 :].reshape(-1, *self.shapes[-1])
 
     def insert(self, replay: Replay, page: Array) -> Replay:
