@@ -164,6 +164,17 @@ class Run:
         self._write(step, f"charts/episodic_length{suffix}", float(length))
         self._progress.update(step)
 
+    def log_rollout(self, returns: Any, lengths: Any, step: int, average: int = 0) -> None:
+        """Log the episodes of a rollout, (num_steps, num_envs), NaN where none ended.
+
+        `step` is the rollout's last.
+        """
+        returns, lengths = np.asarray(returns), np.asarray(lengths)
+        num_steps, num_envs = returns.shape
+        for t, i in np.argwhere(~np.isnan(returns)):
+            at = step - (num_steps - 1 - int(t)) * num_envs
+            self.log_episode(returns[t, i], lengths[t, i], at, average=average)
+
     def log_column(self, tag: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Write many values of one tag at once, each with its step."""
         self._csv.write_column(steps, self._seconds(), tag, values)
