@@ -210,6 +210,7 @@ class Run:
         graphs = self.device.type == "cuda" and self.args.cudagraphs
         if self.args.compile:
             torch._inductor.config.fallback_random = True  # the random numbers of eager mode
+            torch._inductor.config.deterministic = self.args.torch_deterministic
             function = torch.compile(function)
         whole = function
         if means is not None:
@@ -443,7 +444,8 @@ def choose_device(args: Any) -> Any:
     if args.torch_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # as use_deterministic_algorithms(True, warn_only=True), which imports the compiler for it
+        torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it
     return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
