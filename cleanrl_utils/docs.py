@@ -279,7 +279,7 @@ class Group:
 
     def score(self) -> str:
         final = self.column("final_return")
-        return f"{statistics.fmean(final):,.2f} ± {statistics.pstdev(final):,.2f}" if final else "–"
+        return spread(statistics.fmean(final), statistics.pstdev(final)) if final else "–"
 
     def best(self) -> str:
         best = self.column("best_return")
@@ -394,7 +394,7 @@ class Pages:
         self.html: list[str] = []  # parts that Markdown must not touch
         self.placed: set[tuple[str, str]] = set()
         self.shown: set[str] = set()  # files of cleanrl_utils that pages link to
-        self.notes: dict[str, dict[int, list[tuple[str, str, str]]]] = {}
+        self.notes: dict[str, dict[int, list[tuple[str, str, str, str]]]] = {}
         for path in sorted(DOCS.rglob("*.md")):
             self.collect_notes(path)
 
@@ -438,7 +438,7 @@ class Pages:
                 text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "", block.strip())
                 notes = self.notes.setdefault(link["file"], {}).setdefault(line, [])
                 if (uri, anchor) not in [note[:2] for note in notes] and link["code"]:
-                    notes.append((uri, anchor, f"<b>{inline(title)}</b>: {inline(text)}"))
+                    notes.append((uri, anchor, inline(text), inline(title)))
 
     def resolve(self, markdown: str, page: Any, files: Any) -> str:
         def link(match: re.Match) -> str:
@@ -546,12 +546,12 @@ class Pages:
             name = "" if group.name == script.name else f" (`{group.name}`)"
             minutes = statistics.fmean(group.column("seconds")) / 60
             rows.append(
-                f"| {group.env_id}{name} | {group.score()} | {group.best()} | {len(group.runs)}"
+                f"| `{group.env_id}`{name} | {group.score()} | {group.best()} | {len(group.runs)}"
                 f" | {group.steps:,} | {minutes:,.1f} | {cite(theirs.get(group.env_id, []))} |"
             )
         for env_id in theirs:
             if env_id not in {group.env_id for group in mine}:
-                rows.append(f"| {env_id} | not run yet | | | | | {cite(theirs[env_id])} |")
+                rows.append(f"| `{env_id}` | not run yet | | | | | {cite(theirs[env_id])} |")
         out = [head + "\n".join(rows), EXPLAIN if mine else EXPLAIN_THEIRS]
         if mine:
             out += [self.keep(self.curves_html(mine, theirs)), provenance(mine)]
@@ -611,11 +611,13 @@ class Pages:
 
     def with_notes(self, path: str, page: Any, files: Any) -> str:
         file = path.removeprefix("cleanrl/")
+        home = self.scripts[file[:-3]].page if file[:-3] in self.scripts else ""
         notes = {}
-        for line, texts in self.notes.get(file, {}).items():
+        for line, every in self.notes.get(file, {}).items():
+            own = [note for note in every if note[0] == home] or every
             notes[line] = [
-                f'{text} <a href="{relative_url(files, uri, page)}#{anchor}">more</a>'
-                for uri, anchor, text in texts
+                f'{text} <a href="{relative_url(files, uri, page)}#{anchor}">{title}</a>'
+                for uri, anchor, text, title in own
             ]
         return source_html((ROOT / path).read_text(), notes)
 
@@ -623,9 +625,10 @@ class Pages:
         """Flags, metrics and results of scripts that their page does not mention by itself."""
         out = []
         for kind, title in (("metrics", "Metrics"), ("flags", "Flags"), ("results", "Results")):
-            left = [x for x in self.meant(None, page) if (kind, x.name) not in self.placed]
+            mine = self.meant(None, page)
+            left = [x for x in mine if (kind, x.name) not in self.placed]
             if left:
-                out.append(f"## {title} of {', '.join(f'`{x.name}.py`' for x in left)}")
+                out.append(f"## {title}" + (" of the other scripts" if left != mine else ""))
                 out.append(getattr(self, f"make_{kind}")(left, None))
         return "\n\n".join(out)
 
@@ -701,15 +704,18 @@ def metric_meanings() -> dict[str, str]:
     return dict(re.findall(r"^\| `([\w/-]+)` \| (.+) \|$", text, re.M))
 
 
+def spread(mean: float, std: float | None) -> str:
+    """A figure that no line break comes into."""
+    return f"{mean:,.2f}" + (f"\u00a0±\u00a0{std:,.2f}" if std is not None else "")
+
+
 def cite(rows: list[dict[str, str]]) -> str:
     """The original's figures with where they stand."""
     figures = []
     for row in rows:
-        spread = f" ± {float(row['std']):,.2f}" if row["std"] else ""
+        figure = spread(float(row["mean"]), float(row["std"]) if row["std"] else None)
         steps = f", {int(row['steps']):,} steps" if row["steps"] else ""
-        figures.append(
-            f"{float(row['mean']):,.2f}{spread} ([{row['what']}]({row['source']}){steps})"
-        )
+        figures.append(f"{figure} ([{row['what']}]({row['source']}){steps})")
     return "; ".join(figures)
 
 
@@ -727,7 +733,7 @@ def provenance(mine: list[Group]) -> str:
         )
         versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items())
         hardware = "; ".join(sorted(set(group.column("hardware"))))
-        lines.append(f"| {group.env_id} | `{command}` | {commits} | {hardware} | {versions} |")
+        lines.append(f"| `{group.env_id}` | `{command}` | {commits} | {hardware} | {versions} |")
     if any(run.get("dirty") for group in mine for run in group.runs):
         lines.append("\n\\* with changes that were not committed")
     return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))

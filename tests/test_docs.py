@@ -1,6 +1,7 @@
 """The documentation: it builds, links hold, commands run, nothing is left unexplained."""
 
 import dataclasses
+import functools
 import html.parser
 import logging
 import os
@@ -75,11 +76,14 @@ class Page(html.parser.HTMLParser):
             self.rows[-1][-1] += data
 
 
+parse = functools.cache(Page)  # once for all tests
+
+
 # -- the build -----------------------------------------------------------------------------------
 
 
 def test_every_internal_link_leads_somewhere(site: Path) -> None:
-    found = {path: Page(path) for path in site.rglob("*.html")}
+    found = {path: parse(path) for path in site.rglob("*.html")}
     assert len(found) > 40
     broken = []
     for path, page in found.items():
@@ -117,7 +121,7 @@ def test_notes_stand_below_the_lines_they_explain(site: Path) -> None:
 
 def test_pages_are_small(site: Path) -> None:
     for path in set(site.rglob("*.html")) - {site / "404.html"}:
-        local = [link for link in Page(path).links if re.search(r"\.(js|css|png|gif)$", link)]
+        local = [link for link in parse(path).links if re.search(r"\.(js|css|png|gif)$", link)]
         files = {(path.parent / link).resolve() for link in local} | {path}
         assert sum(file.stat().st_size for file in files) < 3e6, path
 
@@ -126,7 +130,7 @@ def test_pages_are_small(site: Path) -> None:
 
 
 def own_page(site: Path, script: docs.Script) -> Page:
-    return Page((site / script.page).with_suffix(".html"))
+    return parse((site / script.page).with_suffix(".html"))
 
 
 @pytest.mark.parametrize("name", docs.read_scripts())
@@ -134,7 +138,7 @@ def test_every_flag_and_every_tag_is_explained(name: str, site: Path, pages) -> 
     script = pages.scripts[name]
     for package in TABLE[name].needs if name in TABLE else []:
         pytest.importorskip(package)
-    page, shared = own_page(site, script), Page(site / "get-started" / "basic-usage.html")
+    page, shared = own_page(site, script), parse(site / "get-started" / "basic-usage.html")
     explained = {row[0].split(",")[0]: row[-1] for row in page.rows + shared.rows if row}
     fields = [field.name for field in dataclasses.fields(import_script(name).Args)]
     own = {flag.field for flag in script.flags}
@@ -166,7 +170,7 @@ def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
     """All that benchmark/results has is on some page, with its number of seeds."""
     for group in pages.groups:
         text = pages.results_of(pages.scripts[group.script])
-        assert f"| {group.env_id}" in text and group.score() in text and "data-part" in text
+        assert f"| `{group.env_id}`" in text and group.score() in text and "data-part" in text
         assert all(fact["run"] in docs.curves(group.name) for fact in group.runs)
 
 
