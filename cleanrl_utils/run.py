@@ -271,7 +271,11 @@ class Run:
         if self.args.upload_model:
             from cleanrl_utils.huggingface import push_run
 
-            push_run(self.folder, self.args.hf_entity)
+            try:
+                push_run(self.folder, self.args.hf_entity)
+            except BadInput as error:
+                again = f"python -m cleanrl_utils.huggingface {self.folder}"
+                raise BadInput(f"{error}; the run is whole, share it later: {again}") from None
         self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
 
     def say(self, text: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import yaml
+from conftest import ROOT
 from hub import Hub
 
 from cleanrl import ppo
@@ -68,7 +69,8 @@ def command(
     }
     environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "no_proxy": "*"}
     environment |= {"HF_TOKEN": token} if token else {}
-    words = [sys.executable, "-m", f"cleanrl_utils.{module}", *flags.split()]
+    what = [str(ROOT / module)] if module.endswith(".py") else ["-m", f"cleanrl_utils.{module}"]
+    words = [sys.executable, *what, *flags.split()]
     return subprocess.run(
         words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
     )
@@ -110,6 +112,21 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, run: Path, tmp_path: P
     hub.server_close()
     again = command("enjoy", f"{flags} --hf-repository {name}", hub, tmp_path)
     assert returns(again.stdout) == returns(ours.stdout), again.stderr
+
+
+def test_a_training_shares_its_model_when_it_ends(hub: Hub, tmp_path: Path) -> None:
+    flags = f"--env-id {ENV_ID} --total-timesteps 1024 --no-cuda --eval-episodes 2 --seed 5"
+    done = command("cleanrl/ppo.py", f"{flags} --upload-model --hf-entity me", hub, tmp_path)
+    assert done.returncode == 0, done.stderr
+    files = hub.repositories["me/CartPole-v1-ppo-seed5"]
+    (run,) = (tmp_path / "runs").iterdir()
+    assert files["ppo.cleanrl_model"] == (run / "ppo.cleanrl_model").read_bytes()
+    played = json.loads((run / "finished.json").read_text())["eval_returns"]
+    assert f"**{sum(played) / 2:.2f} ± " in files["README.md"].decode()
+    # without a hub nothing is lost: the run is whole, and the command to share it later is said
+    done = command("cleanrl/ppo.py", f"{flags} --upload-model", "http://127.0.0.1:9", tmp_path)
+    assert "cleanrl_utils.huggingface" in done.stderr
+    assert len(list((tmp_path / "runs").glob("*/finished.json"))) == 2
 
 
 class Malicious:

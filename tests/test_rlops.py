@@ -6,13 +6,14 @@ import sys
 import time
 import types
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Finished
 
 from cleanrl_utils import results, rlops, stats
 
@@ -225,6 +226,20 @@ def test_too_few_runs_are_not_judged(
     with pytest.raises(SystemExit) as stop:
         rlops.main(["--exp-names", "ppo", "other", "--fail-on-regression"])
     assert stop.value.code == 2 and "too few runs" in capsys.readouterr().err
+
+
+def test_runs_of_a_real_training(
+    train: Callable[..., Finished], capsys: pytest.CaptureFixture
+) -> None:
+    """PPO that hardly learns is worse than PPO, and PPO is not worse than itself."""
+    flags = "--no-cuda --total-timesteps 4096 --learning-rate 0.003 --num-steps 64 --seed"
+    for seed in (1, 2, 3, 4, 5):
+        train("ppo", f"{flags} {seed}")
+        train("ppo", f"{flags} {seed} --exp-name lame --learning-rate 1e-9")
+    judge = "--fail-on-regression --metric-last-n-average-window 20"
+    assert rlops.main(f"--exp-names ppo lame {judge}".split()) == 1
+    assert "lame is worse than ppo" in capsys.readouterr().err
+    assert rlops.main(f"--exp-names lame ppo {judge}".split()) == 0
 
 
 def test_new_runs_against_committed_results(
