@@ -28,11 +28,12 @@ demo: $(STAMPS)/base ## train PPO on CartPole-v1, evaluate it, draw its curve, f
 test: $(STAMPS)/test ## install what the tests need and run them; PYTEST_ARGS="-k ppo"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
-lint: $(STAMPS)/dev ## check format, lint, spelling and types
+lint: $(STAMPS)/dev ## check format, lint, spelling, types and the Dockerfile
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(VENV)/bin/codespell
 	$(PY) -m mypy
+	$(VENV)/bin/hadolint Dockerfile
 
 format: $(STAMPS)/dev ## format the code and fix what lint can fix
 	$(PY) -m ruff format .

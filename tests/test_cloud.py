@@ -185,7 +185,8 @@ def test_dockerfile_copies_what_there_is_and_holds_no_secret() -> None:
     for extra in extras[1].split():
         assert (ROOT / f"requirements/requirements-{extra}.txt").exists()
     assert not re.search(r"^(ARG|ENV).*(KEY|TOKEN|SECRET|PASSWORD)", text, re.M)
-    if hadolint := shutil.which("hadolint"):
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if hadolint := shutil.which("hadolint", path=tools):
         done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
 

@@ -185,6 +185,19 @@ def test_readme_has_the_table_and_the_pictures() -> None:
         assert (ROOT / link).exists(), link
 
 
+def test_files_for_github_are_readable_and_name_what_there_is() -> None:
+    yaml = pytest.importorskip("yaml")
+    paths = [*(ROOT / ".github").rglob("*.y*ml"), ROOT / "CITATION.cff"]
+    assert len(paths) >= 6
+    for path in paths:
+        assert isinstance(yaml.safe_load(path.read_text()), dict), path
+    text = "".join(path.read_text() for path in paths) + (ROOT / "Makefile").read_text()
+    for file in re.findall(r"requirements/[\w-]+\.txt", text):
+        assert (ROOT / file).exists(), file
+    for target in re.findall(r"run: make (\w+)", text):
+        assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+
+
 # -- commands ----------------------------------------------------------------------------------
 
 RUNNABLE = re.compile(r"^<!-- runnable -->\n+```bash\n(.*?)\n```", re.S | re.M)
