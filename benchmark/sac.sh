@@ -15,3 +15,10 @@ python -m cleanrl_utils.benchmark \
     --command "python cleanrl/sac_continuous_action.py --total-timesteps 200000 --save-model" \
     --num-seeds 1 \
     --workers "${GPU_WORKERS:-1}"
+
+# the same in JAX
+python -m cleanrl_utils.benchmark \
+    --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
+    --command "python cleanrl/sac_continuous_action_jax.py --save-model" \
+    --num-seeds 3 \
+    --workers "${GPU_WORKERS:-1}"
