@@ -40,10 +40,10 @@ format: $(STAMPS)/dev ## format the code and fix what lint can fix
 	$(PY) -m ruff check --fix .
 
 docs: $(STAMPS)/docs ## build the documentation into site/
-	$(PY) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 docs-serve: $(STAMPS)/docs ## serve the documentation while you write it
-	$(PY) -m mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
 bench-speed: $(STAMPS)/peers ## steps per second beside other libraries; SPEED_ARGS="--help"
 	$(PY) benchmark/speed.py $(SPEED_ARGS)

@@ -21,7 +21,7 @@ import logging
 import posixpath
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,8 +35,11 @@ DOCS = ROOT / "docs"
 PUBLISHED = ROOT / "benchmark" / "published.csv"
 log = logging.getLogger("mkdocs.hooks.cleanrl")
 
-LINK = re.compile(r'\[(?P<text>[^\]]+)\]\(src:(?P<file>[\w/]+\.py)(?:#"(?P<code>.+?)")?\)', re.S)
+LINK = re.compile(
+    r'\[(?P<text>[^\]]+)\]\(src:(?P<file>[\w/]+\.py)(?:#"(?P<code>(?:\\"|[^"])+)")?\)', re.S
+)
 DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w./]+))? \}\}$", re.M)
+FENCE = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.S | re.M)
 TAG = re.compile(r"^(charts|losses|eval)/[\w-]+$")
 ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
 ALWAYS += ["eval/episodic_return", "eval/mean_return", "eval/std_return"]
@@ -49,6 +52,15 @@ RELATIVES = {
     "sac_continuous_action": "td3_continuous_action",
     "sac_atari": "dqn_atari",
 }
+# All that the original has; what of it is missing here, the overview says.
+NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
+ddpg_continuous_action_jax dqn dqn_atari dqn_atari_jax dqn_jax ppg_procgen ppo ppo_atari
+ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan ppo_atari_lstm
+ppo_atari_multigpu ppo_continuous_action ppo_continuous_action_isaacgym ppo_pettingzoo_ma_atari
+ppo_procgen ppo_rnd_envpool ppo_trxl pqn pqn_atari_envpool pqn_atari_envpool_lstm
+qdagger_dqn_atari_impalacnn qdagger_dqn_atari_jax_impalacnn rainbow_atari rpo_continuous_action
+sac_atari sac_continuous_action td3_continuous_action td3_continuous_action_jax"""
+ORIGINAL = re.findall(r"\w+", NAMES)
 FAMILIES = {  # what a script's imports and names say about its environments
     "envpool": "EnvPool",
     "brax": "Brax",
@@ -77,9 +89,8 @@ class Flag:
         return f"`{name}`, `--no-{name[2:]}`" if self.kind == "bool" else f"`{name}`"
 
     def row(self) -> str:
-        default = (
-            "" if self.default in ("''", "None", "field(default_factory=list)") else self.default
-        )
+        default = "" if "field(" in self.default else self.default.strip("'")
+        default = "" if default == "None" else default
         return f"| {self.text} | {f'`{default}`' if default else 'unset'} | {self.help} |"
 
 
@@ -177,6 +188,7 @@ class Script:
             "replay on the GPU": "buffer_device" in has,
             "processes": "async_envs" in has,
             "several GPUs": "distributed" in self.source,
+            "compiled steps": self.jax and "RunsArgs" not in has,
             "memory": "nn.LSTM" in self.source,
         }
         return ", ".join(name for name, there in features.items() if there)
@@ -421,9 +433,7 @@ class Pages:
         used: set[str] = set()
         anchor, uri = "", path.relative_to(DOCS).as_posix()
         title = uri
-        for block in re.split(
-            r"\n(?=\n|[-*] |\d+\. |#)", re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
-        ):
+        for block in re.split(r"\n(?=\n|[-*] |\d+\. |#)", FENCE.sub("", path.read_text())):
             heading = re.match(r"\s*(#+) (.+)", block)
             if heading:
                 anchor = unique(slugify(heading[2].replace("`", ""), "-"), used)
@@ -450,7 +460,7 @@ class Pages:
             url = relative_url(files, target, page)
             return f'<a class="src" href="{url}#L{line}">{match["text"]}</a>'
 
-        return LINK.sub(link, markdown)
+        return outside_code(markdown, lambda text: LINK.sub(link, text))
 
     # .. directives ..
 
@@ -464,7 +474,7 @@ class Pages:
                 return ""
             return make(self.meant(match["what"], page), match["what"])
 
-        return DIRECTIVE.sub(directive, markdown)
+        return outside_code(markdown, lambda text: DIRECTIVE.sub(directive, text))
 
     def meant(self, what: str | None, page: Any) -> list[Script]:
         if what and what.endswith(".py") and what[:-3] in self.scripts:
@@ -478,6 +488,9 @@ class Pages:
 
     def make_overview(self, scripts: list[Script], what: str | None) -> str:
         return overview(self, "../", source="../source/")
+
+    def make_missing(self, scripts: list[Script], what: str | None) -> str:
+        return ", ".join(f"`{name}.py`" for name in ORIGINAL if name not in self.scripts)
 
     def make_scripts(self, scripts: list[Script], what: str | None) -> str:
         rows = ["| script | observations, actions | what it is | read |", "|-|-|-|-|"]
@@ -739,6 +752,15 @@ def provenance(mine: list[Group]) -> str:
     return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
 
 
+def outside_code(markdown: str, change: Callable[[str], str]) -> str:
+    """Markdown changed everywhere but in its blocks of code."""
+    out, at = "", 0
+    for code in FENCE.finditer(markdown):
+        out += change(markdown[at : code.start()]) + code[0]
+        at = code.end()
+    return out + change(markdown[at:])
+
+
 def indent(text: str) -> str:
     return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
 
@@ -842,7 +864,7 @@ def draw_curves(path: Path) -> None:
         axis.xaxis.offsetText.set_fontsize(7)
         axis.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
 
 
