@@ -139,12 +139,10 @@ def project(probs: Array, returns: Array, atoms: Array) -> Array:
     each probability is shared by the two atoms around its return, the nearer one gets more."""
     last = len(atoms) - 1
     position = ((returns - atoms[0]) / (atoms[1] - atoms[0])).clip(0, last)
-    below = jnp.floor(position)
+    rows, below = jnp.arange(len(probs))[:, None], jnp.floor(position).astype(int)
     share = position - below  # of the atom above
-    at = below.astype(int)
-    rows = jnp.arange(len(probs))[:, None]
-    projected = jnp.zeros_like(probs).at[rows, at].add(probs * (1 - share))
-    return projected.at[rows, (at + 1).clip(max=last)].add(probs * share)
+    projected = jnp.zeros_like(probs).at[rows, below].add(probs * (1 - share))
+    return projected.at[rows, (below + 1).clip(max=last)].add(probs * share)
 
 
 # same as dqn_jax.py
@@ -167,16 +165,16 @@ class Learner:
         self.args = args
         self.network: Any = make_network(envs, args)
         self.memory = ReplayMemory(args.buffer_size, envs)
-        self.optimizer = optax.adam(
-            args.learning_rate, eps=0.01 / args.batch_size
-        )  # as in the paper
+        eps = 0.01 / args.batch_size  # as in the paper
+        self.optimizer = optax.adam(args.learning_rate, eps=eps)
         obs = np.zeros(envs.observation_space.shape, np.float32)
         self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
         self.packing = Packing(self.params)
 
     # same as dqn_jax.py
     def init(self) -> Train:
-        q_network, target_network = self.packing.pack(self.params), self.packing.pack(self.params)
+        fresh = partial(jax.tree.map, jnp.copy, self.params)
+        q_network, target_network = self.packing.pack(fresh()), self.packing.pack(fresh())
         key = random.fold_in(random.key(self.args.seed), 1)
         return Train(q_network, target_network, self.optimizer.init(q_network), key)
 
@@ -184,14 +182,11 @@ class Learner:
     def agent(self, train: Train) -> Agent:
         return Agent(self.network, self.packing.unpack(train.q_network))
 
-    # same as dqn_jax.py
-    def forward(self, q_network: Packed, obs: Array) -> Array:
-        return self.network.apply(self.packing.unpack(q_network), obs)
-
     def get_loss(self, params: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
         """The loss, and with it the mean of the predicted values."""
         atoms = self.network.atoms
-        next_probs = nn.softmax(self.forward(train.target_network, batch.next_obs))
+        target_network = self.packing.unpack(train.target_network)
+        next_probs = nn.softmax(self.network.apply(target_network, batch.next_obs))
         best = (next_probs @ atoms).argmax(1)
         next_probs = jnp.take_along_axis(next_probs, best[:, None, None], 1).squeeze(1)
         # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
@@ -216,9 +211,6 @@ class Learner:
         train = train._replace(q_network=q_network, moments=moments, key=key)
         return train, sums + jnp.stack([losses, jnp.ones(2)])
 
-    def update_target(self, train: Train) -> Train:
-        return train._replace(target_network=train.q_network)
-
 
 def best_actions(logits: np.ndarray, atoms: np.ndarray) -> np.ndarray:
     """Those of the highest mean return; of NumPy's arrays."""
@@ -235,9 +227,10 @@ if __name__ == "__main__":
 
     learner = Learner(args, envs)
     memory = learner.memory
-    logits = dense_inference(learner.forward, learner.packing)
+    logits = dense_inference(learner.network, learner.packing)
     learn = jax.jit(learner.learn, donate_argnums=0)
-    update_target = jax.jit(learner.update_target, donate_argnums=0)
+    copy_to_target = lambda train: train._replace(target_network=train.q_network)  # noqa: E731
+    update_target = jax.jit(copy_to_target, donate_argnums=0)
     insert = jax.jit(memory.insert, donate_argnums=0)
     nothing = jnp.zeros((2, len(TAGS)))
     rng = np.random.default_rng(args.seed)

@@ -141,20 +141,19 @@ class Learner:
         self.packing = Packing(self.params)
 
     def init(self) -> Train:
-        q_network, target_network = self.packing.pack(self.params), self.packing.pack(self.params)
+        fresh = partial(jax.tree.map, jnp.copy, self.params)
+        q_network, target_network = self.packing.pack(fresh()), self.packing.pack(fresh())
         key = random.fold_in(random.key(self.args.seed), 1)
         return Train(q_network, target_network, self.optimizer.init(q_network), key)
 
     def agent(self, train: Train) -> Agent:
         return Agent(self.network, self.packing.unpack(train.q_network))
 
-    def forward(self, q_network: Packed, obs: Array) -> Array:
-        return self.network.apply(self.packing.unpack(q_network), obs)
-
     def get_loss(self, params: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
         """The loss, and with it the mean of the predicted values."""
         # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        best_next = self.forward(train.target_network, batch.next_obs).max(1)
+        target_network = self.packing.unpack(train.target_network)
+        best_next = self.network.apply(target_network, batch.next_obs).max(1)
         td_target = batch.rewards + self.args.gamma * best_next * (1 - batch.terminated)
         q_values = self.network.apply(params, batch.obs)
         q_values = jnp.take_along_axis(q_values, batch.actions[:, None], 1).squeeze(1)
@@ -186,7 +185,7 @@ if __name__ == "__main__":
 
     learner = Learner(args, envs)
     memory = learner.memory
-    q_values = dense_inference(learner.forward, learner.packing)
+    q_values = dense_inference(learner.network, learner.packing)
     learn = jax.jit(learner.learn, donate_argnums=0)
     update_target = jax.jit(learner.update_target, donate_argnums=0)
     insert = jax.jit(memory.insert, donate_argnums=0)

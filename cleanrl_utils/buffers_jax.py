@@ -10,6 +10,8 @@ It takes what vector environments in next-step autoreset give; `real` is false w
 reset its environment, and such a step is never sampled. A page is one NumPy array with all that
 the device must hear of a step, because each array on its way there costs more than its bytes: the
 transition, and `newest_obs` to act on next. That is `next_obs` unless environments start anew.
+
+`FrameMemory` does the same for stacked frames and keeps each frame once.
 """
 
 from math import prod
@@ -21,7 +23,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from jax import Array, random
 
-from cleanrl_utils.buffers import compact, free_host_memory
+from cleanrl_utils.buffers import compact, free_host_memory, stack_slots
 from cleanrl_utils.errors import require
 
 
@@ -100,6 +102,101 @@ class ReplayMemory:
         if self.discrete:
             parts[2] = parts[2].astype(jnp.int32)
         return Batch(*parts)
+
+
+class FrameReplay(NamedTuple):
+    frames: Array  # (slots, height, width), each frame once and as it came
+    rows: Array  # float32: action, reward and terminated
+    real: Array
+    age: Array  # how many earlier frames of its episode a frame has, up to the stack's
+    order: Array  # slots of real transitions, [first, last) around a ring; see `compact`
+    counters: Array  # turn, first, last
+
+
+class FrameMemory:
+    """Transitions of stacked frames, (stack, height, width), and discrete actions: in JAX what
+    FrameReplayBuffer of buffers.py is, where slots, ages and `cut` are explained.
+
+    All a turn writes lies side by side: in a program that is given the memory for good (donated),
+    gigabytes stay where they are.
+    """
+
+    def __init__(self, capacity: int, envs: VectorEnv):
+        space = envs.single_observation_space
+        assert space.shape, "stacked frames are wanted"
+        self.stack_size, *frame = space.shape
+        self.num_envs, self.num_turns = envs.num_envs, capacity // envs.num_envs
+        require(
+            self.num_turns > self.stack_size,
+            f"--buffer-size {capacity} is too small for stacks of {self.stack_size} frames from"
+            f" --num-envs {self.num_envs}: it takes {self.num_envs * (self.stack_size + 1)} and"
+            " more",
+        )
+        self.capacity = slots = self.num_turns * self.num_envs
+        self.layout = [((slots, *frame), space.dtype), ((slots, 3), np.float32)]
+        self.layout += [((slots,), bool), ((slots,), np.uint8), ((slots + 1,), np.int32)]
+        self.layout += [((3,), np.int32)]
+        check_memory(sum(prod(x) * np.dtype(kind).itemsize for x, kind in self.layout), capacity)
+        # A transition takes the stack of `obs` and one frame more: 3, 2, 1, 0 and -1 turns back.
+        self.back = np.arange(self.stack_size - 1, -2, -1)
+
+    def init(self) -> FrameReplay:
+        return FrameReplay(*(jnp.zeros(shape, kind) for shape, kind in self.layout))
+
+    def page(self, obs: np.ndarray, next_obs: np.ndarray, *rest: Any) -> tuple[np.ndarray, ...]:
+        """A step of all environments: the newest frames; actions, rewards, terminated and real."""
+        newest = np.stack([obs[:, -1], next_obs[:, -1]])
+        return newest, np.stack(rest, 1, dtype=np.float32, casting="unsafe")
+
+    def insert(self, replay: FrameReplay, page: tuple[Array, Array]) -> FrameReplay:
+        """The page's step enters the memory; it can be sampled if it was real."""
+        replay, now = self._enter_turn(replay)
+        (obs, next_obs), rest = page
+        before, after = (now - self.num_envs) % self.capacity, (now + self.num_envs) % self.capacity
+        real = rest[:, 3] > 0
+        age = jnp.minimum(self._at(replay.age, before) + 1, self.stack_size - 1)
+        places, number = compact(real, replay.counters[2], self.capacity)
+        return FrameReplay(
+            frames=_put(_put(replay.frames, now, obs), after, next_obs),
+            rows=_put(replay.rows, now, rest[:, :3]),
+            real=_put(replay.real, now, real),
+            age=_put(replay.age, now, age * self._at(replay.real, before)),
+            order=replay.order.at[places].set(now + jnp.arange(self.num_envs)),
+            counters=replay.counters.at[2].add(number),
+        )
+
+    def cut(self, replay: FrameReplay) -> FrameReplay:
+        """End all episodes here, because the environments were reset by hand and not by a step."""
+        replay, now = self._enter_turn(replay)
+        return replay._replace(real=_put(replay.real, now, jnp.zeros(self.num_envs, bool)))
+
+    def _enter_turn(self, replay: FrameReplay) -> tuple[FrameReplay, Array]:
+        """The first slot of a new turn. It takes a frame from the oldest stack: that transition can
+        no longer be sampled."""
+        turn = replay.counters[0]
+        oldest = (turn + self.stack_size) % self.num_turns * self.num_envs
+        lost = self._at(replay.real, oldest).sum()
+        counters = replay.counters + jnp.stack([1, lost, 0])
+        return replay._replace(counters=counters), turn % self.num_turns * self.num_envs
+
+    def _at(self, array: Array, start: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(array, start, self.num_envs)
+
+    def sample(self, replay: FrameReplay, key: Array, batch_size: int) -> Batch:
+        """Transitions drawn uniformly and with replacement."""
+        _, first, last = replay.counters
+        chosen = random.randint(key, (batch_size,), first, last)
+        slot = replay.order[chosen % self.capacity]
+        age = replay.age[slot].astype(jnp.int32)
+        slots = stack_slots(slot, age, self.back, self.num_envs, self.capacity)
+        frames = replay.frames.at[slots].get(mode="promise_in_bounds")
+        actions, rewards, terminated = replay.rows[slot].T
+        parts = actions.astype(jnp.int32), rewards, terminated
+        return Batch(frames[:, :-1], frames[:, 1:], *parts)
+
+
+def _put(array: Array, start: Array, new: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(array, new.astype(array.dtype), start, 0)
 
 
 def check_memory(needed: int, capacity: int) -> None:

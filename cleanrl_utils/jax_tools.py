@@ -1,7 +1,7 @@
 """What JAX scripts share: models, layers, initial weights, a gradient step, state as few arrays."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any, Self
 
@@ -75,6 +75,15 @@ def mlp(x: jax.Array, *widths: int) -> jax.Array:
     return x
 
 
+def conv(x: jax.Array, features: int, size: int, stride: int) -> jax.Array:
+    """In a Flax module: a convolution of (batch, height, width, channels), without padding. It
+    starts with the weights that torch's nn.Conv2d starts with."""
+    bound = (size * size * x.shape[-1]) ** -0.5
+    uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
+    init: Any = dict(kernel_init=uniform, bias_init=uniform)
+    return nn.Conv(features, (size, size), stride, padding="VALID", **init)(x)
+
+
 def descend(
     loss: Callable, optimizer: Any, params: Params, moments: Any, *rest: Any
 ) -> tuple[Params, Any, jax.Array]:
@@ -83,6 +92,13 @@ def descend(
     grads, losses = jax.grad(loss, has_aux=True)(params, *rest)
     updates, moments = optimizer.update(grads, moments)
     return optax.apply_updates(params, updates), moments, losses  # type: ignore[return-value]
+
+
+@cache
+def compiled(network: nn.Module, method: str) -> Callable:
+    """A method of a Flax module as a program of (params, *inputs), compiled once however often it
+    is asked for."""
+    return jax.jit(partial(network.apply, method=method))
 
 
 def permutations(key: jax.Array, count: int, size: int, cut: int) -> jax.Array:
@@ -165,11 +181,12 @@ def means(tags: Sequence[str], sums: jax.Array) -> dict[str, float]:
     return {tag: value / n for tag, value, n in zip(tags, *np.asarray(sums), strict=True) if n}
 
 
-def dense_inference(program: Callable, packing: Packing) -> Callable[..., np.ndarray]:
-    """`program` of packed parameters and observations, which applies Dense layers with ReLU between
-    them, as a function that gives NumPy arrays. On a CPU it is NumPy that computes them for a few
-    rows: calling a compiled program takes three times as long."""
-    compiled, on_cpu = jax.jit(program), jax.default_backend() == "cpu"
+def dense_inference(network: Any, packing: Packing) -> Callable[..., np.ndarray]:
+    """What a Flax network of Dense layers with ReLU between them, and nothing else, says to
+    observations, given its packed parameters. On a CPU it is NumPy that computes it for a few rows
+    (and leaves it flat where the network shapes it): calling a program takes three times as long.
+    """
+    compiled, on_cpu = jax.jit(packing.reader(network.apply)), jax.default_backend() == "cpu"
 
     def forward(vectors: Packed, obs: np.ndarray) -> np.ndarray:
         if not on_cpu or len(obs) > 8:

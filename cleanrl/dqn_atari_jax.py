@@ -1,0 +1,264 @@
+"""Deep Q-Network (DQN) in JAX, for Atari games: pictures and discrete actions.
+
+    python cleanrl/dqn_atari_jax.py --env-id BreakoutNoFrameskip-v4
+
+Paper: https://doi.org/10.1038/nature14236. Every detail with its reason: docs/rl-algorithms/dqn.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import Array, random
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.buffers_jax import Batch, FrameMemory, FrameReplay
+from cleanrl_utils.envs import is_atari, make, require_spaces
+from cleanrl_utils.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
+from cleanrl_utils.run import Run, RunArgs, parse_args, require
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """id of the game; any other environment of pictures works, too, as module:Id"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 1e-4
+    """learning rate of Adam"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    buffer_size: int = 1_000_000
+    """transitions kept on the device of the network: 6.6 GiB by default, each frame once"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 1.0
+    """how far a target update moves the target network to the Q-network; 1 copies it"""
+    target_network_frequency: int = 1000
+    """steps between two target updates"""
+    batch_size: int = 32
+    """transitions of a gradient step"""
+    start_e: float = 1
+    """probability of a random action at the start"""
+    end_e: float = 0.01
+    """probability of a random action in the end"""
+    exploration_fraction: float = 0.1
+    """part of the training over which that probability falls"""
+    learning_starts: int = 80_000
+    """steps before the first gradient step"""
+    train_frequency: int = 4
+    """steps between two gradient steps"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_turns = self.total_timesteps // self.num_envs
+        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+# same as ppo_atari.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
+        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        if game:
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            if "FIRE" in env.unwrapped.get_action_meanings():
+                env = atari.FireReset(env)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo_atari.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+class QNetwork(nn.Module):
+    """The value of every action, by the convolutional network of the Nature paper."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        x = jnp.moveaxis(obs, 1, -1) / 255  # of bytes, (batch, 4, 84, 84)
+        x = nn.relu(conv(x, 32, size=8, stride=4))
+        x = nn.relu(conv(x, 64, size=4, stride=2))
+        x = nn.relu(conv(x, 64, size=3, stride=1))
+        return mlp(x.reshape(len(x), -1), 512, self.num_actions)
+
+    def act(self, obs: Array) -> Array:
+        return self(obs).argmax(-1)  # exploration is the training loop's
+
+
+# same as dqn_jax.py
+def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
+    return QNetwork(int(envs.single_action_space.n))
+
+
+# same as dqn_jax.py
+class Agent(FlaxModel):
+    """What model files hold and evaluations play."""
+
+    @classmethod
+    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
+        return cls(make_network(envs, args), {})  # load_state_dict brings the rest
+
+
+# same as dqn.py
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+# same as dqn_jax.py
+class Train(NamedTuple):
+    """Everything that learning changes; each network is one vector."""
+
+    q_network: Packed
+    target_network: Packed
+    moments: optax.OptState
+    key: Array
+
+
+TAGS = ["losses/td_loss", "losses/q_values"]
+
+
+class Learner:
+    """Training as pure functions: what they change, they are given and return."""
+
+    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
+        self.args = args
+        self.network: Any = make_network(envs, args)
+        self.memory = FrameMemory(args.buffer_size, envs)
+        self.optimizer = optax.adam(args.learning_rate)
+        obs = np.zeros(envs.observation_space.shape, np.uint8)
+        self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
+        self.packing = Packing(self.params, few=jax.default_backend() != "cpu")
+
+    # same as dqn_jax.py
+    def init(self) -> Train:
+        fresh = partial(jax.tree.map, jnp.copy, self.params)
+        q_network, target_network = self.packing.pack(fresh()), self.packing.pack(fresh())
+        key = random.fold_in(random.key(self.args.seed), 1)
+        return Train(q_network, target_network, self.optimizer.init(q_network), key)
+
+    # same as dqn_jax.py
+    def agent(self, train: Train) -> Agent:
+        return Agent(self.network, self.packing.unpack(train.q_network))
+
+    # same as dqn_jax.py
+    def get_loss(self, params: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
+        """The loss, and with it the mean of the predicted values."""
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        target_network = self.packing.unpack(train.target_network)
+        best_next = self.network.apply(target_network, batch.next_obs).max(1)
+        td_target = batch.rewards + self.args.gamma * best_next * (1 - batch.terminated)
+        q_values = self.network.apply(params, batch.obs)
+        q_values = jnp.take_along_axis(q_values, batch.actions[:, None], 1).squeeze(1)
+        td_loss = jnp.square(q_values - td_target).mean()
+        return td_loss, jnp.stack([td_loss, q_values.mean()])
+
+    def learn(self, train: Train, sums: Array, replay: FrameReplay) -> tuple[Train, Array]:
+        """One gradient step; what is logged of it is added to the sums."""
+        key, batch_key = random.split(train.key)
+        batch = self.memory.sample(replay, batch_key, self.args.batch_size)
+        params = self.packing.unpack(train.q_network)
+        grads, losses = jax.grad(self.get_loss, has_aux=True)(params, train, batch)
+        updates, moments = self.optimizer.update(self.packing.pack(grads), train.moments)
+        q_network = optax.apply_updates(train.q_network, updates)
+        train = train._replace(q_network=q_network, moments=moments, key=key)
+        return train, sums + jnp.stack([losses, jnp.ones(2)])
+
+    # same as dqn_jax.py
+    def update_target(self, train: Train) -> Train:
+        """target = tau * network + (1 - tau) * target"""
+        networks = train.q_network, train.target_network
+        return train._replace(target_network=optax.incremental_update(*networks, self.args.tau))
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
+
+    learner = Learner(args, envs)
+    memory = learner.memory
+    act = jax.jit(learner.packing.reader(partial(learner.network.apply, method="act")))
+    learn = jax.jit(learner.learn, donate_argnums=0)
+    update_target = jax.jit(learner.update_target, donate_argnums=0)
+    insert, cut = (jax.jit(f, donate_argnums=0) for f in (memory.insert, memory.cut))
+    nothing = jnp.zeros((2, len(TAGS)))
+    rng = np.random.default_rng(args.seed)
+    actions = np.zeros(args.num_envs, dtype=np.int64)
+
+    state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
+    start = run.resume(args.num_turns, **state, rng=rng)
+    train, replay, sums = (run.state[name] for name in state)
+    for turn in range(start, args.num_turns):
+        # new environments, so that a resumed run is the same run
+        if run.boundary(turn, train=train, replay=replay, sums=sums):
+            envs.close()
+            envs = make_envs(args, run.name)
+            obs, _ = envs.reset(seed=run.env_seed)
+            replay = cut(replay)
+            ended = np.zeros(args.num_envs, dtype=bool)
+
+        # Act. Each environment explores by a coin of its own.
+        explored = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        explore = rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            actions[:] = act(train.q_network, obs)
+        if explore.any():
+            actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.train_frequency == 0:
+                train, sums = learn(train, sums, replay)
+            if learning and global_step % args.target_network_frequency == 0:
+                train = update_target(train)
+            if global_step % 100 == 0:
+                run.log(means(TAGS, sums), global_step)
+                sums = nothing
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        if run.evaluation_due(global_step):
+            run.evaluate(learner.agent(train), global_step)
+
+    envs.close()
+    run.finish(learner.agent(train))
