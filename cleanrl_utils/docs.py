@@ -489,6 +489,19 @@ class Pages:
     def make_overview(self, scripts: list[Script], what: str | None) -> str:
         return overview(self, "../", source="../source/")
 
+    def make_install(self, scripts: list[Script], what: str | None) -> str:
+        """How to add a family of environments, in a tab for each tool."""
+        extras = {"dm_control": "mujoco dm_control"}.get(what or "", what)
+        pins = f"requirements/requirements-{what}.txt"
+        ways = {
+            "pip": f"pip install -r {pins}",
+            "uv": f"uv pip install -r {pins}",
+            "poetry": f'poetry install -E "{extras}"',
+            "make": f"make install-{what}",
+        }
+        tab = '=== "{}"\n\n    ```bash\n    {}\n    ```'
+        return "\n\n".join(tab.format(tool, command) for tool, command in ways.items())
+
     def make_missing(self, scripts: list[Script], what: str | None) -> str:
         return ", ".join(f"`{name}.py`" for name in ORIGINAL if name not in self.scripts)
 
@@ -565,7 +578,10 @@ class Pages:
         for env_id in theirs:
             if env_id not in {group.env_id for group in mine}:
                 rows.append(f"| `{env_id}` | not run yet | | | | | {cite(theirs[env_id])} |")
-        out = [head + "\n".join(rows), EXPLAIN if mine else EXPLAIN_THEIRS]
+        out = [
+            head + "\n".join(rows),
+            (EXPLAIN if mine else EXPLAIN_THEIRS) + commands(script.name),
+        ]
         if mine:
             out += [self.keep(self.curves_html(mine, theirs)), provenance(mine)]
         return "\n\n".join(out)
@@ -730,6 +746,13 @@ def cite(rows: list[dict[str, str]]) -> str:
         steps = f", {int(row['steps']):,} steps" if row["steps"] else ""
         figures.append(f"{figure} ([{row['what']}]({row['source']}){steps})")
     return "; ".join(figures)
+
+
+def commands(name: str) -> str:
+    """Where the commands of a script's results are."""
+    files = sorted((ROOT / "benchmark").glob("*.sh"))
+    found = [x.name for x in files if re.search(rf"\b{name}\b", x.read_text())]
+    return f" Commands: {', '.join(f'`sh benchmark/{x}`' for x in found)}." if found else ""
 
 
 def provenance(mine: list[Group]) -> str:
