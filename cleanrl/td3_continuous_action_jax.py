@@ -20,7 +20,7 @@ from jax import Array, random
 
 from cleanrl_utils.buffers_jax import Batch, Replay, ReplayMemory
 from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.jax_tools import Model, Packing, Params, descend, means, mlp
+from cleanrl_utils.jax_tools import Model, Packing, Params, compiled, descend, means, mlp
 from cleanrl_utils.run import Run, RunArgs, parse_args, require
 
 
@@ -121,7 +121,7 @@ class Agent(Model):
 
     def __init__(self, actor: Actor, params: Params):
         super().__init__(params)
-        self.actor, self.play = actor, jax.jit(partial(actor.apply, method="act"))
+        self.actor, self.play = actor, compiled(actor, "act")
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:

@@ -47,9 +47,11 @@ def to_flax(network: torch.nn.Module, values: list[Tensor] | None = None) -> dic
 
 def assert_same(found: Any, wanted: Any) -> None:
     """Within 1e-5, relative to the largest number of each array."""
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+
+    def check(a: Any, b: Any) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)
+
+    jax.tree.map(check, found, wanted)
 
 
 @twins
@@ -124,9 +126,25 @@ def test_actions_fill_the_bounds_of_each_dimension_and_stay_inside(module: Modul
 
 
 @scripts
+@pytest.mark.parametrize(
+    "env_id, bound", [("Humanoid-v4", 0.4), ("Pusher-v5", 2.0), ("InvertedPendulum-v4", 3.0)]
+)
+def test_bounds_other_than_one(module: ModuleType, env_id: str, bound: float) -> None:
+    pytest.importorskip("mujoco")
+    args = module.Args(env_id=env_id, num_envs=3)
+    envs = module.make_envs(args, "")
+    agent = module.Agent.from_args(envs, args)
+    obs, _ = envs.reset(seed=1)
+    agent.params = agent.actor.init(jax.random.key(0), obs)
+    actions = agent.act(1e6 * obs, greedy=False)
+    assert np.abs(actions).max() == np.float32(bound)
+    envs.step(actions)
+    envs.close()
+
+
+@scripts
 def test_evaluation_has_no_noise_and_environments_have_their_own(module: ModuleType) -> None:
-    learner = module.Learner(module.Args(buffer_size=10), SPACES)
-    train = learner.init(np.zeros((2, 4), np.float32))
+    learner, train, _ = init(module)
     page = learner.memory.first_page(np.zeros((2, 4)))  # both environments see the same
     _, actions = learner.act(train, learner.memory.init(), page)
     assert (actions[0] != actions[1]).all()
@@ -155,7 +173,8 @@ def init(module: ModuleType, **settings: Any) -> tuple[Any, Any, Any]:
     learner = module.Learner(module.Args(buffer_size=10, batch_size=4, **settings), SPACES)
     memory, obs = learner.memory, np.ones((2, 4), np.float32)
     page = memory.page(obs, obs, np.stack([LOW, HIGH]), [1, 2], [False, True], [True, True], obs)
-    return learner, learner.init(obs), memory.insert(memory.init(), jnp.array(page))
+    train = jax.jit(learner.init)(obs)
+    return learner, train, memory.insert(memory.init(), jnp.array(page))
 
 
 @scripts
