@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -171,16 +172,29 @@ class Run:
         """
         returns, lengths = np.asarray(returns), np.asarray(lengths)
         num_steps, num_envs = returns.shape
-        for t, i in np.argwhere(~np.isnan(returns)):
-            at = step - (num_steps - 1 - int(t)) * num_envs
-            self.log_episode(returns[t, i], lengths[t, i], at, average=average)
+        ended = np.argwhere(~np.isnan(returns))
+        steps = [step - (num_steps - 1 - t) * num_envs for t in ended[:, 0].tolist()]
+        at = tuple(ended.T)
+        values, counts = returns[at].tolist(), lengths[at].astype(float).tolist()
+        if average:
+            for episode in zip(values, counts, steps, strict=True):
+                self.log_episode(*episode, average=average)
+            return
+        self._progress.returns.extend(values)
+        self.log_column("charts/episodic_return", steps, values)
+        self.log_column("charts/episodic_length", steps, counts)
 
     def log_column(self, tag: str, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Write many values of one tag at once, each with its step."""
+        """Write many values of one tag at once, each with its step, in the order of steps.
+
+        Of those that share a step, TensorBoard gets the mean: it could not show them anyway.
+        """
         self._csv.write_column(steps, self._seconds(), tag, values)
+        pairs = zip(steps, values, strict=True)
+        groups = {step: [x[1] for x in same] for step, same in groupby(pairs, lambda x: x[0])}
         for writer in self._writers:
-            for step, value in zip(steps, values, strict=True):
-                writer.write(step, tag, value)
+            for step, same in groups.items():
+                writer.write(step, tag, sum(same) / len(same))
 
     def evaluate(self, agent: Any, step: int) -> None:
         """Play the agent greedily when --eval-frequency says so; training does not notice."""
@@ -189,6 +203,11 @@ class Run:
             returns = self._play(agent, video=False)
             self._write(step, "eval/mean_return", float(np.mean(returns)))
             self._write(step, "eval/std_return", float(np.std(returns)))
+
+    def film(self, agent: Any) -> None:
+        """Film an episode of the agent as it is now; training does not notice."""
+        if self.make_env is not None and self.writes:
+            self._play(agent, video=True, episodes=1, name=self.name)
 
     def evaluation_due(self, step: int) -> bool:
         every = self.args.eval_frequency
@@ -361,10 +380,13 @@ class Run:
         rng.set_state(saved["random_streams"])
         return about["iteration"], about
 
-    def _play(self, agent: Any, video: bool) -> list[float]:
+    def _play(
+        self, agent: Any, video: bool, episodes: int | None = None, name: str = ""
+    ) -> list[float]:
         if self.make_env is None:
             raise BadInput("--eval-frequency: this script has no environment to evaluate in")
-        seed, episodes, name = self.eval_seed, self.args.eval_episodes, f"{self.name}-eval"
+        seed, episodes = self.eval_seed, episodes or self.args.eval_episodes
+        name = name or f"{self.name}-eval"
         with rng.preserved():
             policy = evaluate.as_policy(agent, self.device)
             return evaluate.play(

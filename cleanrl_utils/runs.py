@@ -145,17 +145,10 @@ class Runs(Run):
             return
         metrics, returns, lengths, step = jax.device_get(self._pending)
         self._pending = None
-        num_envs = returns.shape[-1]
-        returns, lengths = (x.reshape(len(self.all), -1) for x in (returns, lengths))
-        last = returns.shape[-1] // num_envs - 1
-        ended = ~np.isnan(returns)
+        shape = (len(self.all), -1, returns.shape[-1])
+        returns, lengths = returns.reshape(shape), lengths.reshape(shape)
         for i, run in enumerate(self.all):
-            (at,) = ended[i].nonzero()
-            steps = (step - (last - at // num_envs) * num_envs).tolist()
-            values = returns[i, at].tolist()
-            run._progress.returns.extend(values)
-            run.log_column("charts/episodic_return", steps, values)
-            run.log_column("charts/episodic_length", steps, lengths[i, at].astype(float).tolist())
+            run.log_rollout(returns[i], lengths[i], step)
             run.log({tag: value[i] for tag, value in metrics.items()}, step)
 
     def _about(self) -> dict[str, Any]:

@@ -1,0 +1,288 @@
+"""PPO for continuous actions where simulation stays on the GPU: tensors in, tensors out.
+
+    python cleanrl/ppo_continuous_action_isaacgym.py --env-id Ant
+
+With isaacgym and isaacgymenvs installed, tasks are Isaac Gym's. It is closed, made for Python 3.8
+and no longer published, so nobody has run that path here. Otherwise Brax simulates the tasks of the
+same names, Ant, Humanoid and Cartpole, and its own; results are of these.
+Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import e, log, pi
+
+with contextlib.suppress(ImportError):
+    import isaacgym  # noqa: F401  it asks to be imported before torch
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.envs_jax import Brax, to_gym
+from cleanrl_utils.envs_torch import HAS_ISAAC_GYM, OUTCOME, brax_name, make_tensor_envs
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "Ant"
+    """name of the task"""
+    total_timesteps: int = 30_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 0.0026
+    """learning rate of Adam"""
+    num_envs: int = 4096
+    """environments stepped side by side"""
+    num_steps: int = 16
+    """steps of each environment between two updates"""
+    anneal_lr: bool = False
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 2
+    """minibatches an epoch is cut into"""
+    update_epochs: int = 4
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.2
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = False
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.0
+    """weight of the entropy bonus"""
+    vf_coef: float = 2.0
+    """weight of the value loss"""
+    max_grad_norm: float = 1.0
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+    reward_scaler: float = 1.0
+    """what the learner's rewards are multiplied by; logged returns are not"""
+    norm_obs: bool = True
+    """normalise observations by running statistics; Isaac Gym's tasks, unlike Brax's, scale their
+    own, and the original did not"""
+    record_video_step_frequency: int = 1464
+    """with --capture-video, film the agent every so many steps of an environment"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one of Brax's environments to evaluate in; the first may be filmed."""
+
+    def thunk() -> gym.Env:
+        video = f"videos/{run_name}" if capture_video and idx == 0 else None
+        env = gym.wrappers.RecordEpisodeStatistics(to_gym(Brax.make(brax_name(env_id)), video))
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo.py
+def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
+    first, second = layer_init(nn.Linear(inputs, 256)), layer_init(nn.Linear(256, 256))
+    last = layer_init(nn.Linear(256, outputs), std)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+
+
+# same as ppo_continuous_action.py
+class RunningStats(nn.Module):
+    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        self.count += len(x)
+        weight = len(x) / self.count
+        var, mean = torch.var_mean(x, 0, correction=0)
+        delta = mean - self.mean
+        self.mean += weight * delta
+        var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+
+
+# same as ppo_continuous_action.py
+class Agent(nn.Module):
+    """Actor and critic, two networks that share nothing."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        num_obs = envs.single_observation_space.shape[0]
+        num_actions = envs.single_action_space.shape[0]
+        self.obs_stats = RunningStats(num_obs)
+        self.critic = mlp(num_obs, 1, std=1.0)
+        # means near zero at first: explore before having opinions
+        self.actor = mlp(num_obs, num_actions, std=0.01)
+        self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
+
+    def normalise(self, obs: Tensor) -> Tensor:
+        return ((obs - self.obs_stats.mean) / self.obs_stats.std).clamp(-10, 10)
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        mean = self.actor(self.normalise(obs))
+        return mean if greedy else mean + self.logstd.exp() * torch.randn_like(mean)
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self.critic(self.normalise(obs)).squeeze(-1)
+
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        obs = self.normalise(obs)
+        z = (actions - self.actor(obs)) / self.logstd.exp()  # a Gaussian, components independent
+        logprob = (-0.5 * z.square() - self.logstd - 0.5 * log(2 * pi)).sum(-1)
+        entropy = (self.logstd + 0.5 * log(2 * pi * e)).sum().expand_as(logprob)
+        return logprob, entropy, self.critic(obs).squeeze(-1)
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+# same as ppo.py
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+    obs, actions, logprobs, values, advantages, returns, real = minibatch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, None if HAS_ISAAC_GYM else make_env)
+    device = run.device
+    envs = make_tensor_envs(args.env_id, args.num_envs, run.env_seed, run)
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    learn = run.accelerate(partial(update, agent, optimizer, args))
+
+    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    shape, num_actions = (args.num_steps, args.num_envs), envs.single_action_space.shape[0]
+    num_obs = envs.single_observation_space.shape[0]
+    obs = torch.zeros(args.num_steps + 1, args.num_envs, num_obs, device=device)
+    actions = torch.zeros(*shape, num_actions, device=device)
+    record = torch.zeros(len(OUTCOME), *shape, device=device)
+
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            next_obs = envs.reset(run.env_seed)
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. Nothing leaves the GPU, nobody waits for it.
+        for step in range(args.num_steps):
+            obs[step] = next_obs
+            action = sample(obs[step])
+            actions[step] = action
+            next_obs, record[:, step] = envs.step(action)
+        obs[-1] = next_obs
+        global_step = (iteration + 1) * args.batch_size
+
+        # Learn
+        rewards, terminated, done, real, episodic_returns, episodic_lengths = record
+        with torch.no_grad():
+            logprobs, _, _ = agent.get_logprob_entropy_value(obs[:-1], actions)
+            values = agent.get_value(obs)
+        advantages = gae(args.reward_scaler * rewards, values, terminated, done, args)
+        returns = advantages + values[:-1]
+        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.batch_size, device=device)
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn(*minibatch) for minibatch in minibatches]
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+        if args.norm_obs:
+            agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: what acted is what learnt
+
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        run.log_rollout(episodic_returns.cpu(), episodic_lengths.cpu(), global_step)
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+        played = (iteration + 1) * args.num_steps
+        if args.capture_video and played % args.record_video_step_frequency < args.num_steps:
+            run.film(agent)
+
+    run.finish(agent)

@@ -1,0 +1,164 @@
+"""Thousands of environments on the GPU, tensors in and tensors out: Isaac Gym's, or Brax's instead.
+
+    envs = make_tensor_envs("Ant", 4096, device, run)
+    obs = envs.reset(seed)
+    obs, outcome = envs.step(actions)        # outcome is (len(OUTCOME), num_envs)
+
+Next-step autoreset, as everywhere: an episode's last observation is what its last action led to,
+and the step after it only resets. Nothing here waits for the GPU.
+"""
+
+import os
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX shares the GPU with torch
+import contextlib
+import importlib.util
+from typing import Any
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import torch
+from jax import Array
+from torch import Tensor
+
+from cleanrl_utils.envs_jax import Brax, Episode, begin, import_brax
+from cleanrl_utils.errors import BadInput, require
+
+OUTCOME = ("reward", "terminated", "done", "real", "episodic_return", "episodic_length")
+HAS_ISAAC_GYM = importlib.util.find_spec("isaacgym") is not None
+
+
+def make_tensor_envs(task: str, num_envs: int, seed: int, run: Any) -> Any:
+    """`num_envs` environments on the run's device; says whose they are."""
+    if HAS_ISAAC_GYM:
+        run.say(f"{task} is Isaac Gym's")
+        return IsaacTensors(task, num_envs, seed, run)
+    run.say(f"{task} is Brax's {brax_name(task)}, as isaacgym is not installed")
+    return BraxTensors(task, num_envs, run.device)
+
+
+def brax_name(task: str) -> str:
+    """Brax's name for what Isaac Gym calls Ant, Humanoid or Cartpole; its other tasks likewise."""
+    known = {name.replace("_", ""): name for name in import_brax()._envs if name != "fast"}
+    known["cartpole"] = "inverted_pendulum"
+    if (name := known.get(task.replace("_", "").lower())) is None:
+        raise BadInput(
+            f"--env-id {task}: needs Isaac Gym, which is not installed; Brax has Ant, Humanoid,"
+            f" Cartpole and {', '.join(known)}"
+        )
+    return name
+
+
+class BraxTensors:
+    """Brax's environments for torch: memory is handed over by dlpack, without a copy."""
+
+    STARTS = 16  # steps after which the states that new episodes start from are drawn anew
+
+    def __init__(self, task: str, num_envs: int, device: torch.device):
+        if device.type == "cpu":
+            with contextlib.suppress(RuntimeError):  # JAX is running already
+                jax.config.update("jax_platforms", "cpu")
+        kind = jax.devices()[0].platform
+        require(
+            (kind == "cpu") == (device.type == "cpu"),
+            f"torch is on {device.type}, JAX on {kind}: install JAX for the GPU, or use --no-cuda",
+        )
+        self.env, self.num_envs = Brax.make(brax_name(task)), num_envs
+        self.single_observation_space = self.env.observation_space
+        self.single_action_space = self.env.action_space
+        self._begin = jax.jit(lambda key, n: begin(self.env, jax.random.fold_in(key, n), num_envs))
+        self._step = jax.jit(self._advance, donate_argnums=0)
+
+    def reset(self, seed: int) -> Tensor:
+        self.key, self.count = jax.random.key(seed), 0
+        self.now = self._begin(self.key, 0), jnp.zeros(self.num_envs, bool)
+        self.kept: tuple = (self.now[0].obs + 0,)  # what the next step gives away is no output
+        return torch.from_dlpack(self.kept[0])
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Torch and JAX each work on a stream of their own, and dlpack lets one wait for the other.
+
+        The last outputs live until the next step is on its way: it waits for the actions, hence for
+        all that torch did with them before.
+        """
+        if self.count % self.STARTS == 0:
+            self.starts = self._begin(self.key, self.count + 1)
+        self.count += 1
+        self.now, self.kept = self._step(self.now, self.starts, jax.dlpack.from_dlpack(actions))
+        obs, outcome = (torch.from_dlpack(x) for x in self.kept)
+        return obs, outcome
+
+    def _advance(self, now: tuple[Episode, Array], starts: Episode, actions: Array) -> tuple:
+        episodes, ended = now
+        step = jax.vmap(self.env.step, (None, 0, 0))
+        unused = jax.random.key(0)  # Brax draws random numbers only when it resets
+        state, obs, reward, terminated, truncated = step(unused, episodes.state, actions)
+        after = Episode(state, obs, episodes.ret + reward, episodes.length + 1)
+
+        def choose(start: Array, on: Array) -> Array:
+            return jnp.where(ended.reshape(-1, *(1,) * (on.ndim - 1)), start, on)
+
+        episodes = jax.tree.map(choose, starts, after)
+        terminated, done = terminated & ~ended, (terminated | truncated) & ~ended
+        scores = (jnp.where(done, episodes.ret, jnp.nan), episodes.length)
+        rows = (jnp.where(ended, 0, reward), terminated, done, ~ended, *scores)
+        outcome = jnp.stack([row.astype(jnp.float32) for row in rows])
+        return (episodes, done), (episodes.obs + 0, outcome)
+
+
+class IsaacTensors:
+    """Isaac Gym's environments. Written after its interface, and never run by us: see the script.
+
+    It has one simulation per process, which cannot start anew from a seed: a resumed run goes on
+    with the same agent, but in other episodes.
+    """
+
+    def __init__(self, task: str, num_envs: int, seed: int, run: Any):
+        import isaacgymenvs
+
+        film, device = run.args.capture_video, str(run.device)
+        self.envs = isaacgymenvs.make(
+            seed=seed,
+            task=task,
+            num_envs=num_envs,
+            sim_device=device,
+            rl_device=device,
+            graphics_device_id=0 if film else -1,
+            headless=not film,
+            multi_gpu=False,
+            virtual_screen_capture=film,
+            force_render=film,
+        )
+        self.single_action_space = gym.spaces.Box(-1, 1, self.envs.action_space.shape)
+        infinite = float("inf")
+        shape = self.envs.observation_space.shape
+        self.single_observation_space = gym.spaces.Box(-infinite, infinite, shape)
+        if film:
+            from gym.wrappers import RecordVideo  # of the old gym, which Isaac Gym is made for
+
+            every = run.args.record_video_step_frequency
+            trigger = lambda step: step % every == 0  # noqa: E731
+            self.envs.is_vector_env = True
+            folder = f"videos/{run.name}"
+            self.envs = RecordVideo(self.envs, folder, step_trigger=trigger, video_length=100)
+        self.returns = torch.zeros(num_envs, device=run.device)
+        self.lengths = torch.zeros(num_envs, device=run.device)
+        self.ended = torch.zeros(num_envs, dtype=torch.bool, device=run.device)
+
+    def reset(self, seed: int) -> Tensor:
+        for x in (self.returns, self.lengths, self.ended):
+            x.zero_()
+        return self.envs.reset()["obs"]
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        obs, reward, done, infos = self.envs.step(actions.clamp(-1, 1))
+        real, done = ~self.ended, done.bool() & ~self.ended
+        truncated = infos.get("time_outs", torch.zeros_like(done)).bool()
+        reward = reward * real
+        self.returns.mul_(real).add_(reward)
+        self.lengths.mul_(real).add_(real)
+        scores = torch.where(done, self.returns, torch.nan), self.lengths
+        rows = (reward, done & ~truncated, done, real, *scores)
+        self.ended = done
+        return obs["obs"], torch.stack([row.float() for row in rows])

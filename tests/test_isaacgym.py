@@ -1,0 +1,106 @@
+"""Environments on the GPU for torch: their resets, and whose they are."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+pytest.importorskip("brax")
+import jax
+import jax.numpy as jnp
+import torch
+
+from cleanrl_utils import envs_torch
+from cleanrl_utils.errors import BadInput
+
+
+class Clock:
+    """The observation is the time, plus the hundred that an episode started from."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, key):
+        state = jnp.float32(100) * jax.random.randint(key, (), 1, 50), jnp.float32(0)
+        return state, jnp.stack(state)
+
+    def step(self, key, state, action):
+        """Dies after 3 steps if the action is negative, else its time is over after 5."""
+        state = state[0], state[1] + 1
+        terminated = (state[1] >= 3) & (action[0] < 0)
+        return state, jnp.stack(state), action[0], terminated, (state[1] >= 5) & ~terminated
+
+
+@pytest.fixture
+def envs(monkeypatch) -> envs_torch.BraxTensors:
+    monkeypatch.setattr(envs_torch.Brax, "make", lambda name: Clock())
+    return envs_torch.BraxTensors("Ant", 2, torch.device("cpu"))
+
+
+def test_the_step_after_an_end_only_resets(envs) -> None:
+    obs, start = envs.reset(seed=1).clone(), []
+    actions, seen = torch.tensor([[-0.5], [0.5]]), []
+    start.append(obs[:, 0].tolist())
+    for _ in range(7):
+        obs, outcome = envs.step(actions.clone())
+        seen.append(dict(zip(envs_torch.OUTCOME, outcome.clone(), strict=True)))
+        start.append(obs[:, 0].tolist())
+    rows = {name: torch.stack([row[name] for row in seen]) for name in envs_torch.OUTCOME}
+    assert rows["terminated"].T.tolist() == [[0, 0, 1, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0]]
+    assert rows["done"].T.tolist() == [[0, 0, 1, 0, 0, 0, 1], [0, 0, 0, 0, 1, 0, 0]]
+    assert rows["real"].T.tolist() == [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0, 1]]
+    assert rows["reward"][:, 0].tolist() == [-0.5, -0.5, -0.5, 0, -0.5, -0.5, -0.5]
+    assert rows["episodic_return"][2, 0] == -1.5 and rows["episodic_return"][4, 1] == 2.5
+    assert rows["episodic_length"][2, 0] == 3 and rows["episodic_length"][4, 1] == 5
+    assert torch.isnan(rows["episodic_return"]).sum() == 11
+    first = [s[0] for s in start]  # the last observation is the ended episode's, then a fresh one
+    assert first[0] == first[3] != first[4] == first[7]
+    assert envs.reset(seed=1)[:, 0].tolist() == start[0]
+
+
+def test_nothing_is_copied(envs) -> None:
+    envs.reset(seed=1)
+    obs, outcome = envs.step(torch.zeros(2, 1))
+    assert [x.unsafe_buffer_pointer() for x in envs.kept] == [obs.data_ptr(), outcome.data_ptr()]
+
+
+def test_names_of_tasks() -> None:
+    names = [envs_torch.brax_name(task) for task in ("Ant", "Humanoid", "Cartpole", "HalfCheetah")]
+    assert names == ["ant", "humanoid", "inverted_pendulum", "halfcheetah"]
+    with pytest.raises(BadInput):
+        envs_torch.brax_name("ShadowHand")
+
+
+def test_isaac_gym_is_used_where_it_is_installed(monkeypatch) -> None:
+    """A stand-in that speaks Isaac Gym's language: an episode ends at its third step."""
+
+    class Simulation:
+        observation_space, action_space = np.zeros(1), np.zeros(1)
+        time = torch.zeros(1)
+
+        def reset(self):
+            return {"obs": self.time[:, None].clone()}
+
+        def step(self, actions):
+            self.time = torch.where(self.time == 3, 0, self.time + 1)
+            obs, done = {"obs": self.time[:, None].clone()}, (self.time == 3).long()
+            return obs, torch.ones(1), done, {"time_outs": done}
+
+    module, made = ModuleType("isaacgymenvs"), []
+    module.make = lambda **settings: made.append(settings) or Simulation()
+    monkeypatch.setitem(sys.modules, "isaacgymenvs", module)
+    monkeypatch.setattr(envs_torch, "HAS_ISAAC_GYM", True)
+    said = []
+    args = SimpleNamespace(capture_video=False)
+    run = SimpleNamespace(args=args, device=torch.device("cpu"), say=said.append)
+    envs = envs_torch.make_tensor_envs("Ant", 1, 7, run)
+    assert said == ["Ant is Isaac Gym's"] and made[0]["task"] == "Ant" and made[0]["seed"] == 7
+    envs.reset(seed=1)
+    outcomes = torch.stack([envs.step(torch.zeros(1, 1))[1][:, 0] for _ in range(5)])
+    assert outcomes[:, 0].tolist() == [1, 1, 1, 0, 1]  # rewards
+    assert outcomes[:, 1].tolist() == [0, 0, 0, 0, 0]  # its time was over: no termination
+    assert outcomes[:, 2].tolist() == [0, 0, 1, 0, 0]
+    assert outcomes[:, 3].tolist() == [1, 1, 1, 0, 1]
+    assert outcomes[2, 4:].tolist() == [3, 3] and outcomes[4, 5] == 1
