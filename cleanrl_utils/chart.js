@@ -77,7 +77,7 @@ function drawChart(title, label, unit, shown, room, marks = []) {
     svg.append(node("line", { x1: L, x2: W - R, y1: py(t), y2: py(t), class: "grid" }));
     svg.append(node("text", { x: L - 6, y: py(t) + 4, "text-anchor": "end" }, format(t)));
   }
-  for (const t of ticks(left, right)) svg.append(node("text", { x: px(t), y: H - B + 16, "text-anchor": "middle" }, format(t)));
+  for (const t of ticks(left, right)) svg.append(node("text", { x: px(t), y: H - B + 16, "text-anchor": px(t) > W - R - 16 ? "end" : "middle" }, format(t)));
   svg.append(node("text", { x: W - R, y: H - 2, "text-anchor": "end" }, unit));
   for (const mark of marks) {
     const line = node("line", { x1: L, x2: W - R, y1: py(mark.value), y2: py(mark.value), class: "mark" });

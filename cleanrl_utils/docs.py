@@ -70,6 +70,7 @@ FAMILIES = {  # what a script's imports and names say about its environments
     "memory_gym": "Memory Gym",
     "atari": "Atari",
 }
+MANY = 12  # environments without a run of ours; more of them are folded away
 CONTEXT = 3  # equal lines around a difference
 
 
@@ -313,7 +314,9 @@ def groups(facts: list[dict[str, Any]]) -> list[Group]:
 def curves(exp_name: str, folder: Path = results.COMMITTED) -> dict[str, list[list[list[float]]]]:
     """For each run its curve: steps, minutes, returns."""
     found: dict[str, list[list[list[float]]]] = {}
-    with open(folder / f"{exp_name}.csv") as file:
+    if not (path := folder / f"{exp_name}.csv").exists():
+        return found
+    with open(path) as file:
         for row in csv.DictReader(file):
             curve = found.setdefault(row["run"], [[], [], []])  # type: ignore[arg-type]
             values = int(row["step"]), float(row["seconds"]) / 60, float(row["episodic_return"])
@@ -338,7 +341,7 @@ def highlight(source: str) -> list[str]:
 def line_of(number: int, code: str, identify: bool = True, mark: str = "") -> str:
     name = f' id="L{number}"' if identify else ""
     href = f' href="#L{number}"' if identify else ""
-    link = f'<a class="no"{href} data-no="{number}"></a>'
+    link = f'<a class="no"{href} data-no="{number}" aria-hidden="true" tabindex="-1"></a>'
     return f'<div class="line{mark}"{name}>{link}{code or " "}</div>'
 
 
@@ -573,17 +576,22 @@ class Pages:
             minutes = statistics.fmean(group.column("seconds")) / 60
             rows.append(
                 f"| `{group.env_id}`{name} | {group.score()} | {group.best()} | {len(group.runs)}"
-                f" | {group.steps:,} | {minutes:,.1f} | {cite(theirs.get(group.env_id, []))} |"
+                f" | {group.steps:,} | {minutes:,.1f} | {cite(theirs.get(group.env_id, []), group.steps)} |"
             )
-        for env_id in theirs:
-            if env_id not in {group.env_id for group in mine}:
-                rows.append(f"| `{env_id}` | not run yet | | | | | {cite(theirs[env_id])} |")
-        out = [
-            head + "\n".join(rows),
-            (EXPLAIN if mine else EXPLAIN_THEIRS) + commands(script.name),
+        done = {group.env_id for group in mine}
+        left = [
+            f"| `{x}` | not run yet | | | | | {cite(theirs[x])} |" for x in theirs if x not in done
         ]
+        few = left if len(left) <= MANY else []
+        out = [head.strip()]
+        if mine or few:
+            out.append("\n".join(rows + few))
+        out.append((EXPLAIN if mine else EXPLAIN_THEIRS) + commands(script.name))
         if mine:
             out += [self.keep(self.curves_html(mine, theirs)), provenance(mine)]
+        if left and not few:
+            title = f"The original's figures for {len(left)} environments that we have not run yet"
+            out.append(f'??? note "{title}"\n\n' + indent("\n".join([*rows[:2], *left])))
         return "\n\n".join(out)
 
     def curves_html(self, mine: list[Group], theirs: dict[str, list[dict[str, str]]]) -> str:
@@ -738,12 +746,13 @@ def spread(mean: float, std: float | None) -> str:
     return f"{mean:,.2f}" + (f"\u00a0±\u00a0{std:,.2f}" if std is not None else "")
 
 
-def cite(rows: list[dict[str, str]]) -> str:
-    """The original's figures with where they stand."""
+def cite(rows: list[dict[str, str]], ours: int = 0) -> str:
+    """The original's figures with where they stand, and their steps unless as many as ours."""
     figures = []
     for row in rows:
         figure = spread(float(row["mean"]), float(row["std"]) if row["std"] else None)
-        steps = f", {int(row['steps']):,} steps" if row["steps"] else ""
+        theirs = int(row["steps"])
+        steps = "" if abs(theirs - ours) < 0.02 * theirs else f", {theirs:,} steps"
         figures.append(f"{figure} ([{row['what']}]({row['source']}){steps})")
     return "; ".join(figures)
 
