@@ -141,13 +141,13 @@ def evaluate(
     space.seed(seed)
     from_args = getattr(Model, "from_args", None)  # a model shaped by its settings
     model = from_args(envs, SimpleNamespace(**about["args"])) if from_args else Model(envs)
-    model = model.to(device)
+    model = model.to(device) if hasattr(model, "to") else model  # JAX has chosen its device
     envs.close()
     model.load_state_dict(state["model"])
     greedy, random = as_policy(model, device), np.random.default_rng(seed)
 
     def policy(obs: np.ndarray, first: np.ndarray) -> np.ndarray:
-        actions = greedy(obs, first)
+        actions = np.array(greedy(obs, first))  # a copy: what JAX returns cannot be written to
         for i in np.flatnonzero(random.random(len(actions)) < epsilon):
             actions[i] = space.sample()
         return actions

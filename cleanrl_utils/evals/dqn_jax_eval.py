@@ -1,0 +1,5 @@
+"""`evaluate` of DQN models in JAX, by the path it always had."""
+
+from cleanrl_utils.evaluate import evaluate
+
+__all__ = ["evaluate"]
