@@ -15,3 +15,16 @@ python -m cleanrl_utils.benchmark \
     --command "python cleanrl/c51_atari.py --save-model" \
     --num-seeds 3 \
     --workers "${GPU_WORKERS:-1}"
+
+# the same in JAX
+python -m cleanrl_utils.benchmark \
+    --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
+    --command "python cleanrl/c51_jax.py --no-cuda --save-model" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
+python -m cleanrl_utils.benchmark \
+    --env-ids PongNoFrameskip-v4 BeamRiderNoFrameskip-v4 BreakoutNoFrameskip-v4 \
+    --command "python cleanrl/c51_atari_jax.py --save-model" \
+    --num-seeds 3 \
+    --workers "${GPU_WORKERS:-1}"
