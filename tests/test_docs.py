@@ -22,7 +22,7 @@ import pytest
 from conftest import ROOT
 from table import SCRIPTS
 
-from cleanrl_utils import docs, sync
+from cleanrl_utils import docs, scripts, sync
 from cleanrl_utils.evaluate import import_script
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -129,11 +129,11 @@ def test_pages_are_small(site: Path) -> None:
 # -- what comes from the code ----------------------------------------------------------------------
 
 
-def own_page(site: Path, script: docs.Script) -> Page:
+def own_page(site: Path, script: scripts.Script) -> Page:
     return parse((site / script.page).with_suffix(".html"))
 
 
-@pytest.mark.parametrize("name", docs.read_scripts())
+@pytest.mark.parametrize("name", scripts.read_scripts())
 def test_every_flag_and_every_tag_is_explained(name: str, site: Path, pages) -> None:
     script = pages.scripts[name]
     for package in TABLE[name].needs if name in TABLE else []:
@@ -161,7 +161,7 @@ TAGS += ["charts/c"]
 x = Means("losses/d", *(f"losses/{name}_two" for name in NAMES))
 metrics = {"losses/e": f(x)}
 """
-    found = set(docs.Script("x", source).tags) - set(docs.ALWAYS)
+    found = set(scripts.Script("x", source).tags) - set(scripts.ALWAYS)
     wanted = {f"losses/{x}" for x in ("a", "b", "d", "a_two", "b_two", "e")} | {"charts/c"}
     assert found == wanted
 
@@ -177,7 +177,7 @@ def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
 def test_readme_has_the_table_and_the_pictures() -> None:
     readme = (ROOT / "README.md").read_text()
     assert docs.fill_readme(readme) == readme, "run python -m cleanrl_utils.docs"
-    for name in docs.read_scripts():
+    for name in scripts.read_scripts():
         assert f"cleanrl/{name}.py" in readme
     for picture in re.findall(r"\((docs/assets/[^)]+)\)", readme):
         assert (ROOT / picture).stat().st_size < 500_000
@@ -252,8 +252,8 @@ def test_every_command_of_a_script_has_flags_that_exist() -> None:
             text = block.replace("\\\n", " ")
             for name, rest in re.findall(r"cleanrl/(\w+)\.py([^\n|\"]*)", text):
                 assert (ROOT / "cleanrl" / f"{name}.py").exists(), (path.name, name)
-                known = {x.field for x in docs.read_scripts()[name].flags} | {"help"}
-                known |= {x.field for flags in docs.shared_flags().values() for x in flags}
+                known = {x.field for x in scripts.read_scripts()[name].flags} | {"help"}
+                known |= {x.field for flags in scripts.shared_flags().values() for x in flags}
                 for flag in re.findall(r"--([\w-]+)", rest):
                     field = flag.replace("-", "_")
                     assert {field, field.removeprefix("no_")} & known, (path.name, name, flag)

@@ -1,0 +1,228 @@
+"""What the scripts say about themselves: read from their source, which is never run.
+
+scripts = read_scripts()
+scripts["ppo"].flags, scripts["ppo"].tags, scripts["ppo_atari"].relative
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TAG = re.compile(r"^(charts|losses|eval)/[\w-]+$")
+ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
+ALWAYS += ["eval/episodic_return", "eval/mean_return", "eval/std_return"]
+# A variant is compared with the script that its name continues, these with another one.
+RELATIVES = {
+    "rpo_continuous_action": "ppo_continuous_action",
+    "c51": "dqn",
+    "c51_atari": "dqn_atari",
+    "td3_continuous_action": "ddpg_continuous_action",
+    "sac_continuous_action": "td3_continuous_action",
+    "sac_atari": "dqn_atari",
+}
+# All that the original has; what of it is missing here, the overview says.
+NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
+ddpg_continuous_action_jax dqn dqn_atari dqn_atari_jax dqn_jax ppg_procgen ppo ppo_atari
+ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan ppo_atari_lstm
+ppo_atari_multigpu ppo_continuous_action ppo_continuous_action_isaacgym ppo_pettingzoo_ma_atari
+ppo_procgen ppo_rnd_envpool ppo_trxl pqn pqn_atari_envpool pqn_atari_envpool_lstm
+qdagger_dqn_atari_impalacnn qdagger_dqn_atari_jax_impalacnn rainbow_atari rpo_continuous_action
+sac_atari sac_continuous_action td3_continuous_action td3_continuous_action_jax"""
+ORIGINAL = re.findall(r"\w+", NAMES)
+FAMILIES = {  # what a script's imports and names say about its environments
+    "envpool": "EnvPool",
+    "brax": "Brax",
+    "gymnax": "gymnax",
+    "procgen": "Procgen",
+    "pettingzoo": "PettingZoo",
+    "memory_gym": "Memory Gym",
+    "atari": "Atari",
+}
+
+
+@dataclass
+class Flag:
+    field: str
+    kind: str
+    default: str
+    help: str
+
+    @property
+    def text(self) -> str:
+        name = "--" + self.field.replace("_", "-")
+        return f"`{name}`, `--no-{name[2:]}`" if self.kind == "bool" else f"`{name}`"
+
+    def row(self) -> str:
+        default = "" if "field(" in self.default else self.default.strip("'")
+        default = "" if default == "None" else default
+        return f"| {self.text} | {f'`{default}`' if default else 'unset'} | {self.help} |"
+
+
+@dataclass
+class Script:
+    """A file of cleanrl/, read but never run."""
+
+    name: str
+    source: str
+    siblings: set[str] = field(default_factory=set)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @property
+    def title(self) -> str:
+        return (ast.get_docstring(self.tree) or self.name).splitlines()[0].rstrip(".")
+
+    @property
+    def page(self) -> str:
+        """The algorithm's page, which the docstring names."""
+        found = re.search(r"docs/(rl-algorithms/[\w-]+\.md)", self.source)
+        return found[1] if found else "rl-algorithms/overview.md"
+
+    @property
+    def lines(self) -> int:
+        return len(self.source.splitlines())
+
+    @cached_property
+    def flags(self) -> list[Flag]:
+        """Its own flags; those it shares are `shared_flags`."""
+        return fields_of(self.tree, "Args")
+
+    @property
+    def bases(self) -> list[str]:
+        (args,) = [x for x in self.tree.body if isinstance(x, ast.ClassDef) and x.name == "Args"]
+        return [base.id for base in args.bases if isinstance(base, ast.Name)]
+
+    @property
+    def env_id(self) -> str:
+        return next((flag.default.strip("'") for flag in self.flags if flag.field == "env_id"), "")
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """Everything it logs: strings that are tags, and what lists of tags are made of."""
+        known: dict[str, Any] = {}
+        found = dict.fromkeys(ALWAYS)
+        if "average=" in self.source:
+            found["charts/avg_episodic_return"] = None
+        for node in sorted(ast.walk(self.tree), key=lambda x: getattr(x, "lineno", 0)):
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                value = value_of(node.value, known)
+                if isinstance(target, ast.Name) and value is not None:
+                    added = isinstance(node, ast.AugAssign)
+                    known[target.id] = known[target.id] + value if added else value
+                    found |= dict.fromkeys(tags_in(value))
+            elif isinstance(node, ast.Call):
+                found |= dict.fromkeys(tags_in([value_of(arg, known) for arg in node.args]))
+            elif isinstance(node, ast.Constant):
+                found |= dict.fromkeys(tags_in(node.value))
+        return list(found)
+
+    @property
+    def jax(self) -> bool:
+        return "import jax" in self.source
+
+    @property
+    def pictures(self) -> bool:
+        return any(word in self.name for word in ("atari", "procgen"))
+
+    @property
+    def spaces(self) -> str:
+        actions = "continuous" if "continuous" in self.name else "discrete"
+        return f"{'pictures' if self.pictures else 'vectors'}, {actions}"
+
+    @property
+    def families(self) -> str:
+        text = self.name + " ".join(re.findall(r"^(?:from|import) .*", self.source, re.M)).lower()
+        found = [name for word, name in FAMILIES.items() if word in text]
+        if "EnvPool" in found:
+            found = ["EnvPool", *(x for x in found if x not in ("EnvPool", "Atari"))]
+        return ", ".join(found) or (
+            "MuJoCo, dm_control" if "continuous" in self.name else "Gymnasium"
+        )
+
+    @property
+    def features(self) -> str:
+        has = {flag.field for flag in self.flags} | set(self.bases)
+        features = {
+            "CUDA graphs": "run.accelerate(" in self.source,
+            "one program": "RunsArgs" in has,
+            "many agents at once": "RunsArgs" in has,
+            "replay on the GPU": "buffer_device" in has,
+            "processes": "async_envs" in has,
+            "several GPUs": "distributed" in self.source,
+            "compiled steps": self.jax and "RunsArgs" not in has,
+            "memory": "nn.LSTM" in self.source,
+        }
+        return ", ".join(name for name, there in features.items() if there)
+
+    @property
+    def relative(self) -> str | None:
+        """The script it is best read beside."""
+        if RELATIVES.get(self.name) in self.siblings:
+            return RELATIVES[self.name]
+        name = self.name
+        while "_" in name:
+            name = name.rpartition("_")[0]
+            if name in self.siblings:
+                return name
+        return None
+
+
+def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
+    """The fields of a dataclass with the docstrings under them."""
+    (node,) = [x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == cls]
+    found = []
+    for at, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name):
+            text = after.value.value if isinstance(after, ast.Expr) else ""  # type: ignore[attr-defined]
+            default = ast.unparse(at.value) if at.value else ""
+            kind = ast.unparse(at.annotation)
+            found.append(Flag(at.target.id, kind, default, " ".join(str(text).split())))
+    return found
+
+
+def shared_flags() -> dict[str, list[Flag]]:
+    """Of the classes that Args inherits from."""
+    where = {"RunArgs": "settings", "TorchArgs": "settings", "RunsArgs": "runs"}
+    modules = {
+        cls: (ROOT / "cleanrl_utils" / f"{file}.py").read_text() for cls, file in where.items()
+    }
+    return {cls: fields_of(ast.parse(source), cls) for cls, source in modules.items()}
+
+
+def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
+    """The value of an expression of constants and known names, otherwise None."""
+    if isinstance(node, ast.Starred):
+        node = node.value
+    if any(isinstance(x, ast.Call | ast.Attribute | ast.Subscript) for x in ast.walk(node)):
+        return None
+    try:
+        value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}, **known})
+        return list(value) if isinstance(node, ast.GeneratorExp) else value
+    except Exception:
+        return None
+
+
+def tags_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        if TAG.match(value):
+            yield value
+    elif isinstance(value, list | tuple | set | dict):
+        for x in value:
+            yield from tags_in(x)
+
+
+def read_scripts() -> dict[str, Script]:
+    paths = sorted((ROOT / "cleanrl").glob("[a-z]*.py"))
+    names = {path.stem for path in paths}
+    scripts = {path.stem: Script(path.stem, path.read_text(), names) for path in paths}
+    order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "sac": 4, "td3": 5, "ddpg": 6}
+    rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.name)  # noqa: E731
+    return {script.name: script for script in sorted(scripts.values(), key=rank)}
