@@ -36,6 +36,7 @@ sac_atari sac_continuous_action td3_continuous_action td3_continuous_action_jax"
 ORIGINAL = re.findall(r"\w+", NAMES)
 FAMILIES = {  # what a script's imports and names say about its environments
     "envpool": "EnvPool",
+    "isaacgym": "Isaac Gym",
     "brax": "Brax",
     "gymnax": "gymnax",
     "procgen": "Procgen",
