@@ -276,3 +276,17 @@ def test_packing_gives_back_the_tree_in_few_arrays() -> None:
     assert back.pop("c") == tree.pop("c")
     jax.tree.map(np.testing.assert_array_equal, back, tree)
     assert back["b"][0].dtype == jnp.int32
+
+
+def test_learning_from_few_arrays_is_learning() -> None:
+    """As on a GPU; here the scripts leave the tree as it is."""
+    learner, train, replay = init(ddpg_jax)
+    nothing, packing = jnp.zeros((2, len(ddpg_jax.TAGS))), Packing(train)
+    wanted, losses = jax.jit(learner.learn, static_argnums=3)(train, nothing, replay, True)
+    learn = jax.jit(packing.changer(learner.learn), static_argnums=3, donate_argnums=0)
+    found, found_losses = learn(packing.pack(train), nothing, replay, True)
+    assert_same(packing.unpack(found)._replace(key=None), wanted._replace(key=None))
+    assert_same(found_losses, losses)
+    _, actions = jax.jit(packing.reader(learner.act))(found, replay, np.zeros((2, 18)))
+    _, wanted_actions = learner.act(wanted, replay, jnp.zeros((2, 18)))
+    assert_same(actions, wanted_actions)
