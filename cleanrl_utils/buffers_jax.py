@@ -92,7 +92,7 @@ class ReplayMemory:
     def sample(self, replay: Replay, key: Array, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
         size = jnp.minimum(replay.added, self.capacity)
-        chosen = random.randint(key, (batch_size,), 0, size)
+        chosen = draw(key, batch_size, size)
         rows = replay.rows.at[chosen].get(mode="promise_in_bounds")
         ends = np.cumsum([prod(shape) for shape in self.shapes[:4]])
         parts = [
@@ -185,7 +185,7 @@ class FrameMemory:
     def sample(self, replay: FrameReplay, key: Array, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
         _, first, last = replay.counters
-        chosen = random.randint(key, (batch_size,), first, last)
+        chosen = first + draw(key, batch_size, last - first)
         slot = replay.order[chosen % self.capacity]
         age = replay.age[slot].astype(jnp.int32)
         slots = stack_slots(slot, age, self.back, self.num_envs, self.capacity)
@@ -193,6 +193,12 @@ class FrameMemory:
         actions, rewards, terminated = replay.rows[slot].T
         parts = actions.astype(jnp.int32), rewards, terminated
         return Batch(frames[:, :-1], frames[:, 1:], *parts)
+
+
+def draw(key: Array, number: int, size: Array) -> Array:
+    """Uniform whole numbers below `size`. As remainders: the unevenness is below size / 2^32, and
+    JAX's randint takes a CPU as long as the rest of a small update."""
+    return (random.bits(key, (number,)) % size.astype(jnp.uint32)).astype(jnp.int32)
 
 
 def _put(array: Array, start: Array, new: Array) -> Array:

@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Discrete
 from test_buffers import FRAMES, STACK, Episodes, everything, pictures
 
 from cleanrl import c51, c51_atari, c51_atari_jax, c51_jax, dqn, dqn_atari, dqn_atari_jax, dqn_jax
+from cleanrl_utils import buffers_jax
 from cleanrl_utils.buffers import FrameReplayBuffer
 from cleanrl_utils.buffers_jax import Batch, FrameMemory
 from cleanrl_utils.errors import BadInput
@@ -182,8 +183,8 @@ def test_frames_are_those_of_torch(num_envs: int, capacity: int, monkeypatch) ->
     replay = memory.init()
     insert, cut = jax.jit(memory.insert, donate_argnums=0), jax.jit(memory.cut, donate_argnums=0)
     # draws each transition once, and then again
-    in_turn = lambda key, shape, low, high: low + jnp.arange(*shape) % (high - low)  # noqa: E731
-    monkeypatch.setattr(jax.random, "randint", in_turn)
+    in_turn = lambda key, number, size: jnp.arange(number) % size  # noqa: E731
+    monkeypatch.setattr(buffers_jax, "draw", in_turn)
     sample = jax.jit(partial(memory.sample, batch_size=capacity))
     rng = np.random.default_rng(0)
     for turn in range(4 * capacity // num_envs):
