@@ -169,10 +169,9 @@ class Learner:
         self.args, self.memory = args, ReplayMemory(args.buffer_size, envs)
         self.actor: Any = Agent.from_args(envs, args).actor
         self.critics: Any = Critics()
-        self.q_adam = optax.adam(args.q_lr)
-        rates = {"actor": args.policy_lr, "log_alpha": args.q_lr * args.autotune}
-        adams = {name: optax.adam(rate) for name, rate in rates.items()}
-        self.policy_adam = optax.multi_transform(adams, {name: name for name in rates})
+        self.q_adam, alpha_adam = optax.adam(args.q_lr), optax.adam(args.q_lr * args.autotune)
+        each = {"actor": optax.adam(args.policy_lr), "log_alpha": alpha_adam}
+        self.policy_adam = optax.multi_transform(each, {name: name for name in each})
 
     def init(self, obs: np.ndarray) -> Train:
         key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
@@ -185,7 +184,8 @@ class Learner:
     def act(self, train: Train, replay: Replay, page: Array) -> tuple[Replay, Array]:
         """Remember the step before, and choose actions for the next."""
         obs = self.memory.newest(page)
-        noise = random.normal(random.fold_in(train.key, 0), (len(obs), len(self.actor.low)))
+        key = random.fold_in(train.key, 99)  # 0, 1, ... are those that learn splits off
+        noise = random.normal(key, (len(obs), len(self.actor.low)))
         actions = self.actor.apply(train.policy["actor"], obs, noise, method="act")
         return self.memory.insert(replay, page), actions
 

@@ -169,7 +169,8 @@ class Learner:
     def act(self, train: Train, replay: Replay, page: Array) -> tuple[Replay, Array]:
         """Remember the step before, and choose actions for the next."""
         obs = self.memory.newest(page)
-        noise = random.normal(random.fold_in(train.key, 0), (len(obs), len(self.actor.low)))
+        key = random.fold_in(train.key, 99)  # 0, 1, ... are those that learn splits off
+        noise = random.normal(key, (len(obs), len(self.actor.low)))
         actions = self.actor.apply(train.actor, obs, noise, method="act")
         return self.memory.insert(replay, page), actions
 
