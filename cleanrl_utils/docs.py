@@ -378,6 +378,23 @@ class Pages:
             out.append(f'??? note "{title}"\n\n' + indent("\n".join([*rows[:2], *left])))
         return "\n\n".join(out)
 
+    def make_everything(self, scripts: list[Script], what: str | None) -> str:
+        """All results: a table, and a chart for each environment with every script that ran on it."""
+        rows = ["| environment | script | ours | seeds | steps | minutes | the original's |"]
+        rows.append("|-|-|-|-|-|-|-|")
+        every = sorted(self.groups, key=lambda group: (group.env_id, group.name, group.steps))
+        for group in every:
+            page = (
+                self.scripts[group.script].page if group.script in self.scripts else "overview.md"
+            )
+            minutes = statistics.fmean(group.column("seconds")) / 60
+            theirs = self.published.get((group.script, group.env_id), [])
+            rows.append(
+                f"| `{group.env_id}` | [`{group.name}`]({posixpath.basename(page)}) | {group.score()}"
+                f" | {len(group.runs)} | {group.steps:,} | {minutes:,.1f} | {cite(theirs, group.steps)} |"
+            )
+        return "\n".join(rows) + "\n\n" + self.keep(self.curves_html(every, {}))
+
     def curves_html(self, mine: list[Group], theirs: dict[str, list[dict[str, str]]]) -> str:
         charts = []
         known = {name: curves(name) for name in {group.name for group in mine}}
