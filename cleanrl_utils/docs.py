@@ -379,20 +379,18 @@ class Pages:
         return "\n\n".join(out)
 
     def make_everything(self, scripts: list[Script], what: str | None) -> str:
-        """All results: a table, and a chart for each environment with every script that ran on it."""
+        """All results: a table, and for each environment a chart with all that ran on it."""
         rows = ["| environment | script | ours | seeds | steps | minutes | the original's |"]
         rows.append("|-|-|-|-|-|-|-|")
         every = sorted(self.groups, key=lambda group: (group.env_id, group.name, group.steps))
         for group in every:
-            page = (
-                self.scripts[group.script].page if group.script in self.scripts else "overview.md"
-            )
+            script = self.scripts.get(group.script)
+            page = posixpath.basename(script.page) if script else "overview.md"
+            theirs = cite(self.published.get((group.script, group.env_id), []), group.steps)
             minutes = statistics.fmean(group.column("seconds")) / 60
-            theirs = self.published.get((group.script, group.env_id), [])
-            rows.append(
-                f"| `{group.env_id}` | [`{group.name}`]({posixpath.basename(page)}) | {group.score()}"
-                f" | {len(group.runs)} | {group.steps:,} | {minutes:,.1f} | {cite(theirs, group.steps)} |"
-            )
+            cells = [f"`{group.env_id}`", f"[`{group.name}`]({page})", group.score()]
+            cells += [str(len(group.runs)), f"{group.steps:,}", f"{minutes:,.1f}", theirs]
+            rows.append(f"| {' | '.join(cells)} |")
         return "\n".join(rows) + "\n\n" + self.keep(self.curves_html(every, {}))
 
     def curves_html(self, mine: list[Group], theirs: dict[str, list[dict[str, str]]]) -> str:
