@@ -30,7 +30,7 @@ class Args(RunsArgs):
     """its physics: spring (the quickest), positional, generalized or mjx"""
     total_timesteps: int = 30_000_000
     """environment steps of the whole training, of each agent"""
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     """learning rate of Adam"""
     num_envs: int = 4096
     """environments stepped side by side, by each agent"""
