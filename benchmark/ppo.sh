@@ -27,11 +27,13 @@ for script in ppo_continuous_action rpo_continuous_action; do
 done
 
 # Atari on one GPU, 10 million steps
-python -m cleanrl_utils.benchmark \
-    --env-ids Pong-v5 BeamRider-v5 Breakout-v5 \
-    --command "python cleanrl/ppo_atari_envpool.py" \
-    --num-seeds 3 \
-    --workers "${GPU_WORKERS:-1}"
+for script in ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan; do
+    python -m cleanrl_utils.benchmark \
+        --env-ids Pong-v5 BeamRider-v5 Breakout-v5 \
+        --command "python cleanrl/$script.py" \
+        --num-seeds 3 \
+        --workers "${GPU_WORKERS:-1}"
+done
 for script in ppo_atari ppo_atari_lstm; do
     python -m cleanrl_utils.benchmark \
         --env-ids PongNoFrameskip-v4 BeamRiderNoFrameskip-v4 BreakoutNoFrameskip-v4 \
@@ -39,3 +41,22 @@ for script in ppo_atari ppo_atari_lstm; do
         --num-seeds 3 \
         --workers "${GPU_WORKERS:-1}"
 done
+
+# simulation on one GPU, 30 million steps: by torch, and all in one JAX program
+python -m cleanrl_utils.benchmark \
+    --env-ids Ant Humanoid Cartpole \
+    --command "python cleanrl/ppo_continuous_action_isaacgym.py" \
+    --num-seeds 3 \
+    --workers "${GPU_WORKERS:-1}"
+python -m cleanrl_utils.benchmark \
+    --env-ids ant halfcheetah humanoid \
+    --command "python cleanrl/ppo_continuous_action_brax_jax.py" \
+    --num-seeds 3 \
+    --workers "${GPU_WORKERS:-1}"
+
+# environments of gymnax, 500,000 steps
+python -m cleanrl_utils.benchmark \
+    --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
+    --command "python cleanrl/ppo_jax.py --no-cuda" \
+    --num-seeds 5 \
+    --workers 1

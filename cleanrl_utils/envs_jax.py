@@ -119,11 +119,13 @@ class Brax:
             (backend or "spring") in self.BACKENDS,
             f"--backend {backend}: Brax has {', '.join(self.BACKENDS)}",
         )
-        with warnings.catch_warnings():  # that Brax is no longer developed
-            warnings.simplefilter("ignore")
+        cpu = jax.local_devices(backend="cpu")[0]  # compiles the small programs of this sooner
+        with warnings.catch_warnings(), jax.default_device(cpu):
+            warnings.simplefilter("ignore")  # that Brax is no longer developed
             self.env = envs.get_environment(name, backend=backend or "spring")
         self.action_space = gym.spaces.Box(-1, 1, (self.env.action_size,), np.float32)
-        size = int(self.env.observation_size)
+        # Brax's own observation_size runs a reset, with two hundred small programs to compile
+        size = jax.eval_shape(lambda: self.env.reset(jax.random.key(0))).obs.shape[-1]
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     @classmethod

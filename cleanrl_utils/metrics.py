@@ -174,6 +174,7 @@ class Progress:
         self.live = self.stream.isatty()
         self.total, self.start = total, start
         self.returns: deque[float] = deque(maxlen=100)
+        self.lengths: deque[float] = deque(maxlen=100)  # where their means are asked for
         self.began = time.monotonic()
         self.shown = self.began if not self.live else 0.0
         self.every = 0.2 if self.live else 5.0

@@ -48,6 +48,7 @@ NOTHING_BEFORE: dict[str, Any] = {
     "csv_bytes": None,
     "step": 0,
     "returns": [],
+    "lengths": [],
     "last_eval": 0,
 }
 
@@ -155,12 +156,15 @@ class Run:
     def log_episode(
         self, episodic_return: float, length: int, step: int, suffix: str = "", average: int = 0
     ) -> None:
-        """Log one episode; and the mean return of the last `average` ones, if that is not 0."""
+        """Log one episode; and the means of the last `average` ones, if that is not 0."""
         self._step = step
         self._progress.returns.append(float(episodic_return))
         if average:
-            recent = list(self._progress.returns)[-average:]
-            self._write(step, f"charts/avg_episodic_return{suffix}", sum(recent) / len(recent))
+            self._progress.lengths.append(float(length))
+            for name in ("returns", "lengths"):
+                recent = list(getattr(self._progress, name))[-average:]
+                tag = f"charts/avg_episodic_{name.removesuffix('s')}{suffix}"
+                self._write(step, tag, sum(recent) / len(recent))
         self._write(step, f"charts/episodic_return{suffix}", float(episodic_return))
         self._write(step, f"charts/episodic_length{suffix}", float(length))
         self._progress.update(step)
@@ -324,6 +328,7 @@ class Run:
         steps = getattr(self.args, "total_timesteps", self.total)
         self._progress = Progress(steps, before["step"], quiet=self.quiet)
         self._progress.returns.extend(before["returns"])
+        self._progress.lengths.extend(before.get("lengths", []))
         self._step, self._loaded_at = before["step"], start
         self._next = start
 
@@ -361,6 +366,7 @@ class Run:
             "seconds": self._seconds(),
             "csv_bytes": self._csv.flush(),
             "returns": list(self._progress.returns),
+            "lengths": list(self._progress.lengths),
             "last_eval": self._last_eval,
         }
 

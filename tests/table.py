@@ -196,7 +196,7 @@ SCRIPTS = [
             name=name,
             env_id="Breakout-v5",
             quick=f"{ATARI_QUICK} --num-envs 2",
-            tags=[*PPO_TAGS, "charts/avg_episodic_return"],
+            tags=[*PPO_TAGS, "charts/avg_episodic_return", "charts/avg_episodic_length"],
             needs=["ale_py", "cv2", "envpool", "jax"],
         )
         for name in ("ppo_atari_envpool_xla_jax", "ppo_atari_envpool_xla_jax_scan")
