@@ -111,14 +111,59 @@ def curves(exp_name: str, folder: Path = results.COMMITTED) -> dict[str, list[li
 # -- code as HTML ----------------------------------------------------------------------------
 
 
-def highlight(source: str) -> list[str]:
-    """Its lines as HTML, in the colours of the site."""
-    from pygments import highlight as render
-    from pygments.formatters import HtmlFormatter
-    from pygments.lexers import PythonLexer
+Marks = dict[int, set[int]]  # columns of a line that stand out
 
-    text = render(source, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
-    return text.rstrip("\n").split("\n")
+
+def highlight(source: str, marks: Marks | None = None) -> list[str]:
+    """Its lines as HTML, in the colours of the site."""
+    from pygments.lexers import PythonLexer
+    from pygments.token import STANDARD_TYPES
+
+    lines, column = [""], 0
+    for kind, text in PythonLexer(stripnl=False).get_tokens(source):
+        while kind not in STANDARD_TYPES:
+            kind = kind.parent
+        for part in re.split(r"(\n)", text):
+            if part == "\n":
+                lines.append("")
+                column = 0
+                continue
+            marked = (marks or {}).get(len(lines) - 1, set())
+            for run in pieces(part, column, marked):
+                code = (
+                    f'<span class="{STANDARD_TYPES[kind]}">{html.escape(run, quote=False)}</span>'
+                )
+                lines[-1] += f"<mark>{code}</mark>" if column in marked else code
+                column += len(run)
+    return lines[: len(source.splitlines())]
+
+
+def pieces(text: str, column: int, marked: set[int]) -> Iterator[str]:
+    """The text, which begins in this column, cut where marks begin and end."""
+    start = 0
+    for i in range(1, len(text) + 1):
+        if i == len(text) or (column + i in marked) != (column + i - 1 in marked):
+            yield text[start:i]
+            start = i
+
+
+def changed_words(left: list[str], right: list[str]) -> tuple[Marks, Marks]:
+    """Where replaced lines differ from what replaced them, if they are still alike."""
+    marks: tuple[Marks, Marks] = {}, {}
+    for kind, i1, i2, j1, j2 in diff_blocks(left, right):
+        for i, j in zip(range(i1, i2), range(j1, j2)) if kind == "replace" else ():
+            words = [re.findall(r"\w+|\s+|.", line) for line in (left[i], right[j])]
+            matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
+            if matcher.ratio() < 0.5:
+                continue
+            for side, number, places in ((0, i, (1, 2)), (1, j, (3, 4))):
+                starts = [0]
+                for word in words[side]:
+                    starts.append(starts[-1] + len(word))
+                changed = [block for block in matcher.get_opcodes() if block[0] != "equal"]
+                spans = [range(starts[b[places[0]]], starts[b[places[1]]]) for b in changed]
+                marks[side][number] = {column for span in spans for column in span}
+    return marks
 
 
 def line_of(number: int, code: str, identify: bool = True, mark: str = "") -> str:
@@ -150,7 +195,8 @@ def diff_size(left: str, right: str) -> tuple[int, int]:
 
 def diff_html(left: Script, right: Script) -> str:
     """Both files beside each other; on a narrow screen one below the other, equal lines once."""
-    lines = [highlight(left.source), highlight(right.source)]
+    marks = changed_words(left.source.splitlines(), right.source.splitlines())
+    lines = [highlight(left.source, marks[0]), highlight(right.source, marks[1])]
 
     def column(side: int, start: int, end: int, mark: str) -> str:
         numbered = zip(range(start + 1, end + 1), lines[side][start:end], strict=True)
@@ -158,8 +204,8 @@ def diff_html(left: Script, right: Script) -> str:
         return f'<div class="side{" second" * side}">{rows}</div>'
 
     def block(kind: str, i1: int, i2: int, j1: int, j2: int) -> str:
-        marks = ("", "") if kind == "equal" else (" gone", " new")
-        both = column(0, i1, i2, marks[0]) + column(1, j1, j2, marks[1])
+        gone, new = ("", "") if kind == "equal" else (" gone", " new")
+        both = column(0, i1, i2, gone) + column(1, j1, j2, new)
         return f'<div class="pair {kind}">{both}</div>'
 
     out = [f'<div class="pair names"><div>{left.name}.py</div><div>{right.name}.py</div></div>']

@@ -107,6 +107,18 @@ def test_notes_stand_below_the_lines_they_explain(site: Path) -> None:
     assert len(notes) >= 10
 
 
+def test_words_that_changed_stand_out() -> None:
+    left, right = docs.changed_words(["x = f(a, 1)", "same"], ["x = f(b, 1)", "same"])
+    assert left == {0: {6}} and right == {0: {6}}
+    (line,) = docs.highlight("x = f(b, 1)\n", right)
+    assert plain(line) == "x = f(b, 1)" and re.findall("<mark>(.*?)</mark>", line) == [
+        '<span class="n">b</span>'
+    ]
+    source = (ROOT / "cleanrl" / "ppo.py").read_text()
+    shown = [html.unescape(re.sub("<[^>]*>", "", line)) for line in docs.highlight(source)]
+    assert shown == source.splitlines()  # nothing is lost on the way
+
+
 def test_pages_are_small(site: Path) -> None:
     for path in set(site.rglob("*.html")) - {site / "404.html"}:
         local = [link for link in parse(path).links if re.search(r"\.(js|css|png|gif)$", link)]
