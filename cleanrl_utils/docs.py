@@ -156,13 +156,14 @@ def changed_words(left: list[str], right: list[str]) -> tuple[Marks, Marks]:
             matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
             if matcher.ratio() < 0.5:
                 continue
-            for side, number, places in ((0, i, (1, 2)), (1, j, (3, 4))):
-                starts = [0]
+            for side, number in ((0, i), (1, j)):
+                starts, marked = [0], marks[side].setdefault(number, set())
                 for word in words[side]:
                     starts.append(starts[-1] + len(word))
-                changed = [block for block in matcher.get_opcodes() if block[0] != "equal"]
-                spans = [range(starts[b[places[0]]], starts[b[places[1]]]) for b in changed]
-                marks[side][number] = {column for span in spans for column in span}
+                for same, a1, a2, b1, b2 in matcher.get_opcodes():
+                    first, last = (a1, a2) if side == 0 else (b1, b2)
+                    if same != "equal":
+                        marked.update(range(starts[first], starts[last]))
     return marks
 
 
