@@ -110,7 +110,7 @@ class Script:
         known: dict[str, Any] = {}
         found = dict.fromkeys(ALWAYS)
         if "average=" in self.source:
-            found["charts/avg_episodic_return"] = None
+            found |= {"charts/avg_episodic_return": None, "charts/avg_episodic_length": None}
         for node in sorted(ast.walk(self.tree), key=lambda x: getattr(x, "lineno", 0)):
             if isinstance(node, ast.Assign | ast.AugAssign):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
