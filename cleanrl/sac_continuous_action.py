@@ -201,7 +201,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
 def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
     """Gradient steps of the policy, and of the temperature if it is tuned: as many as the steps
     since the last time."""
-    obs = batch[0]
+    obs, losses = batch[0], []
     for _ in range(args.policy_frequency):
         alpha = agent.log_alpha.exp()
         new_actions, logprob = agent.actor.sample(obs)
@@ -209,7 +209,8 @@ def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: 
         actor_loss = (alpha.detach() * logprob - q).mean()
         alpha_loss = -alpha * (logprob.detach().mean() + agent.target_entropy)
         descend(actor_loss + alpha_loss, optimizer)
-    return torch.stack([actor_loss, alpha, alpha_loss]).detach()
+        losses.append(torch.stack([actor_loss, alpha, alpha_loss]).detach())
+    return torch.stack(losses).mean(0)
 
 
 if __name__ == "__main__":
