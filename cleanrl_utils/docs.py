@@ -710,33 +710,38 @@ def fill_readme(text: str) -> str:
 
 
 def draw_curves(path: Path) -> None:
-    """The learning curves of environments with most runs, beside the original's figures."""
+    """Learning curves where there are most runs, beside the original's figures (dashed)."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
     import numpy as np
 
-    theirs = published()
-    every = [group for group in groups(result_facts()) if len(group.runs) > 1]
-    every.sort(key=lambda group: -len(group.runs))
-    chosen = list({group.env_id: group for group in reversed(every)}.values())[::-1][:PANELS]
-    columns = min(4, len(chosen))
-    rows = -(-len(chosen) // columns)
+    theirs, panels = published(), dict[str, list[Group]]()
+    for group in groups(result_facts()):
+        if len(group.runs) > 1:
+            panels.setdefault(group.env_id, []).append(group)
+    most = sorted(panels.items(), key=lambda item: -sum(len(group.runs) for group in item[1]))
+    shown = dict(most[:PANELS])
+    names = sorted({group.name for mine in shown.values() for group in mine})
+    columns = min(4, len(shown))
+    rows = -(-len(shown) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3 * columns, 2.4 * rows), squeeze=False)
-    for axis in axes.flat[len(chosen) :]:
+    for axis in axes.flat[len(shown) :]:
         axis.axis("off")
-    for axis, group in zip(axes.flat, chosen, strict=False):
-        known = curves(group.name)
-        runs = [known[run["run"]] for run in group.runs]
-        x = np.linspace(0, group.steps, 100)
-        y = np.array([np.interp(x, steps, values) for steps, _, values in runs])
-        axis.plot(x, y.mean(0), color=COLORS[0], linewidth=1.5)
-        low, high = y.mean(0) - y.std(0), y.mean(0) + y.std(0)
-        axis.fill_between(x, low, high, color=COLORS[0], alpha=0.2, linewidth=0)
-        for row in theirs.get((group.script, group.env_id), [])[:1]:
-            axis.axhline(float(row["mean"]), color="gray", linestyle="--", linewidth=1)
-        axis.set_title(f"{group.env_id}\n{group.name}, {len(runs)} seeds", fontsize=8)
+    for axis, (env_id, mine) in zip(axes.flat, shown.items(), strict=False):
+        for group in mine:
+            color, known = COLORS[names.index(group.name) % len(COLORS)], curves(group.name)
+            runs = [known[run["run"]] for run in group.runs if run["run"] in known]
+            x = np.linspace(0, group.steps, 100)
+            y = np.array([np.interp(x, steps, values) for steps, _, values in runs])
+            low, high = y.mean(0) - y.std(0), y.mean(0) + y.std(0)
+            axis.plot(x, y.mean(0), color=color, linewidth=1.5, label=f"{group.name} ({len(runs)})")
+            axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+            for row in theirs.get((group.script, env_id), [])[:1]:
+                axis.axhline(float(row["mean"]), color=color, linestyle="--", linewidth=1)
+        axis.set_title(env_id, fontsize=9)
+        axis.legend(fontsize=6, loc="best", framealpha=0.6)
         axis.tick_params(labelsize=7)
         axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
         axis.xaxis.offsetText.set_fontsize(7)
@@ -746,7 +751,7 @@ def draw_curves(path: Path) -> None:
     plt.close(figure)
 
 
-def film(run: str, seconds: float = 6, width: int = 300) -> Path:
+def film(run: str, folder: Path = DOCS / "assets", seconds: float = 6, width: int = 300) -> Path:
     """A GIF of one episode of a saved model, without its tail if it is long."""
     import contextlib
     import tempfile
@@ -758,17 +763,17 @@ def film(run: str, seconds: float = 6, width: int = 300) -> Path:
 
     model = enjoy.find_model(enjoy.EnjoyArgs(run=run)).resolve()
     agent, args, module = evaluate.load_model(model)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
         policy = evaluate.as_policy(agent)
         evaluate.play(policy, module.make_env, args.env_id, 1, 1, True, "film")
-        (video,) = Path(folder).rglob("*.mp4")
+        (video,) = Path(place).rglob("*.mp4")
         frames = imageio.v3.imread(video)
         fps = imageio.v3.immeta(video)["fps"]
     every = max(1, round(fps / 20))
     pictures = [Image.fromarray(frame) for frame in frames[: int(seconds * fps) : every]]
     size = (width, round(width * pictures[0].height / pictures[0].width))
     small = [picture.resize(size).quantize(64) for picture in pictures]
-    path = DOCS / "assets" / f"{args.env_id.split('-')[0].lower()}.gif"
+    path = folder / f"{args.env_id.split('-')[0].lower()}.gif"
     options = dict(duration=round(1000 * every / fps), loop=0, optimize=True)
     small[0].save(path, save_all=True, append_images=small[1:], **options)
     return path
