@@ -225,5 +225,5 @@ def read_scripts() -> dict[str, Script]:
     names = {path.stem for path in paths}
     scripts = {path.stem: Script(path.stem, path.read_text(), names) for path in paths}
     order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "sac": 4, "td3": 5, "ddpg": 6}
-    rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.name)  # noqa: E731
+    rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.pictures, x.name)  # noqa: E731
     return {script.name: script for script in sorted(scripts.values(), key=rank)}
