@@ -99,7 +99,7 @@ def init_params(env: Brax, seed: int) -> Params:
     for name, outputs, std in [("actor", num_actions, 0.01), ("critic", 1, 1.0)]:
         sizes, stds = [*env.observation_space.shape, 256, 256, outputs], [2**0.5, 2**0.5, std]
         for i in range(3):
-            params[f"{name}.{i}.weight"] = orthogonal(rng, stds[i], sizes[i + 1], sizes[i])
+            params[f"{name}.{i}.kernel"] = orthogonal(rng, stds[i], sizes[i], sizes[i + 1])
             params[f"{name}.{i}.bias"] = np.zeros(sizes[i + 1], np.float32)
     return params | {"logstd": np.zeros(num_actions, np.float32)}  # the same in every state
 
@@ -107,7 +107,7 @@ def init_params(env: Brax, seed: int) -> Params:
 # same as ppo_jax.py
 def mlp(params: Params, name: str, x: Array) -> Array:
     for i in range(3):
-        x = x @ params[f"{name}.{i}.weight"].T + params[f"{name}.{i}.bias"]
+        x = x @ params[f"{name}.{i}.kernel"] + params[f"{name}.{i}.bias"]
         x = jnp.tanh(x) if i < 2 else x
     return x
 

@@ -68,18 +68,25 @@ def test_loss_and_gradient_are_those_of_ppo(flags: dict) -> None:
     real = np.ones(n, np.float32)
     losses = ppo.update(agent, optimizer, args, *map(torch.as_tensor, (*minibatch, real)))
 
-    params = {rename(k): jnp.asarray(v.numpy()) for k, v in agent.state_dict().items()}
+    params = params_of(dict(agent.named_parameters()))
     gradient = jax.grad(ppo_jax.get_loss, has_aux=True)
     grads, found = gradient(params, ppo_jax.Args(**flags), minibatch)
     np.testing.assert_allclose(found, losses.numpy(), atol=1e-5)
-    for k, parameter in agent.named_parameters():
-        np.testing.assert_allclose(grads[rename(k)], parameter.grad.numpy(), atol=1e-5)
+    wanted = params_of({k: parameter.grad for k, parameter in agent.named_parameters()})
+    for k in wanted:
+        np.testing.assert_allclose(grads[k], wanted[k], atol=1e-5)
 
 
-def rename(name: str) -> str:
-    """The name that a layer of a torch Sequential has in JAX: activations are not counted."""
-    network, *rest = name.split(".")
-    return ".".join([network, str(int(rest[0]) // 2), rest[1]]) if len(rest) == 2 else name
+def params_of(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Of torch's Sequentials: activations are not counted, matrices are (inputs, outputs)."""
+    params = {}
+    for name, tensor in tensors.items():
+        x, (network, *rest) = tensor.detach().numpy(), name.split(".")
+        if rest:
+            kind = "kernel" if rest[1] == "weight" else rest[1]
+            name = f"{network}.{int(rest[0]) // 2}.{kind}"
+        params[name] = x.T if x.ndim == 2 else x
+    return params
 
 
 def test_loss_and_gradient_are_those_of_ppo_continuous_action() -> None:
@@ -98,13 +105,14 @@ def test_loss_and_gradient_are_those_of_ppo_continuous_action() -> None:
     losses = ppo_continuous_action.update(
         agent, optimizer, args, *map(torch.as_tensor, (*minibatch, real))
     )
-    params = {rename(k): jnp.asarray(v.detach().numpy()) for k, v in agent.named_parameters()}
+    params = params_of(dict(agent.named_parameters()))
     grads, found = jax.grad(brax_jax.get_loss, has_aux=True)(
         params, brax_jax.Args(ent_coef=0.01), minibatch
     )
     np.testing.assert_allclose(found, losses.numpy(), atol=1e-5, rtol=1e-5)
-    for k, parameter in agent.named_parameters():
-        np.testing.assert_allclose(grads[rename(k)], parameter.grad.numpy(), atol=1e-5, rtol=1e-4)
+    wanted = params_of({k: parameter.grad for k, parameter in agent.named_parameters()})
+    for k in wanted:
+        np.testing.assert_allclose(grads[k], wanted[k], atol=1e-5, rtol=1e-4)
 
 
 def test_statistics_are_those_of_everything_seen() -> None:
