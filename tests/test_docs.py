@@ -28,7 +28,7 @@ from cleanrl_utils.evaluate import import_script
 CHROMIUM = Path("/usr/bin/chromium")
 EXAMPLE = ROOT / "docs" / "examples" / "ppo_masked.py"
 TABLE = {script.name: script for script in SCRIPTS}
-pytestmark = pytest.mark.xdist_group("docs")  # one build for all
+one_build = pytest.mark.xdist_group("docs")  # for all tests of the site
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,7 @@ parse = functools.cache(Page)  # once for all tests
 # -- the build -----------------------------------------------------------------------------------
 
 
+@one_build
 def test_every_internal_link_leads_somewhere(site: Path) -> None:
     found = {path: parse(path) for path in site.rglob("*.html")}
     assert len(found) > 40
@@ -101,6 +102,7 @@ def test_a_link_to_code_that_is_not_there_ends_a_strict_build(pages, caplog) -> 
     assert len(caplog.records) == 2 and all(x.name.startswith("mkdocs") for x in caplog.records)
 
 
+@one_build
 def test_notes_stand_below_the_lines_they_explain(site: Path) -> None:
     text = (site / "source" / "ppo.html").read_text()
     notes = re.findall(r'<div class="line noted" id="L\d+">.*?</div><div class="note">', text)
@@ -119,6 +121,7 @@ def test_words_that_changed_stand_out() -> None:
     assert shown == source.splitlines()  # nothing is lost on the way
 
 
+@one_build
 def test_pages_are_small(site: Path) -> None:
     for path in set(site.rglob("*.html")) - {site / "404.html"}:
         local = [link for link in parse(path).links if re.search(r"\.(js|css|png|gif)$", link)]
@@ -133,6 +136,7 @@ def own_page(site: Path, script: scripts.Script) -> Page:
     return parse((site / script.page).with_suffix(".html"))
 
 
+@one_build
 @pytest.mark.parametrize("name", scripts.read_scripts())
 def test_every_flag_and_every_tag_is_explained(name: str, site: Path, pages) -> None:
     script = pages.scripts[name]
@@ -326,6 +330,7 @@ def test_the_example_is_small_and_its_copies_are_true() -> None:
 # -- in a browser ------------------------------------------------------------------------------
 
 
+@one_build
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_site_in_a_browser(site: Path, width: int) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
