@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -301,6 +302,8 @@ def test_ctrl_c_in_python_i_leaves_the_variables_to_look_at(tmp_path: Path) -> N
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell's background jobs ignore the signal, and so would their children
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     while not any("value_loss" in path.read_text() for path in tmp_path.glob("runs/*/metrics.csv")):
         time.sleep(0.1)
