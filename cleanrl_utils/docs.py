@@ -653,8 +653,9 @@ def inline(markdown: str) -> str:
 
 
 def relative_url(files: Any, src_uri: str, page: Any) -> str:
-    target = files.get_file_from_path(src_uri)
-    return posixpath.relpath(target.url, posixpath.dirname(page.file.url) or ".")
+    from mkdocs.utils import get_relative_url
+
+    return get_relative_url(files.get_file_from_path(src_uri).url, page.file.url)
 
 
 # -- the hook ----------------------------------------------------------------------------------
