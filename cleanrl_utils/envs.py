@@ -51,9 +51,10 @@ def record_video(env: gym.Env, folder: Path) -> gym.Env:
     """Film episodes 0, 1, 8, 27, ... into mp4 files that never overwrite one another."""
     part = len({path.name.split("-episode")[0] for path in folder.glob("*.mp4")})
     env.metadata.setdefault("render_fps", 30)
-    return gym.wrappers.RecordVideo(
-        env, str(folder), name_prefix=f"part{part}", disable_logger=True
-    )
+    with warnings.catch_warnings():  # of a folder that exists: names are new each time
+        warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")
+        prefix = f"part{part}"
+        return gym.wrappers.RecordVideo(env, str(folder), name_prefix=prefix, disable_logger=True)
 
 
 def is_atari(env_id: str) -> bool:
