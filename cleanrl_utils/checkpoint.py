@@ -74,7 +74,13 @@ def restore(target: Any, saved: Any) -> Any:
     """Put `saved` back into `target`; in place for what can change in place, else the new value."""
     torch = sys.modules.get("torch")
     if hasattr(target, "load_state_dict"):
+        groups = [dict(group) for group in getattr(target, "param_groups", [])]
         target.load_state_dict(saved)
+        # An optimiser takes a saved learning rate as it is, on the CPU, where a CUDA graph would
+        # keep the number of the moment it was captured: it belongs into the tensor that was there.
+        for before, group in zip(groups, getattr(target, "param_groups", []), strict=True):
+            if torch and isinstance(before["lr"], torch.Tensor):
+                group["lr"] = before["lr"].copy_(torch.as_tensor(group["lr"]))
     elif isinstance(target, np.random.Generator):
         target.bit_generator.state = saved
     elif torch and isinstance(target, torch.Tensor):

@@ -189,7 +189,8 @@ def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
     wanted = rng.random()
     metadata, saved = checkpoint.load(tmp_path / "c")
     net2, rng2 = torch.nn.Linear(3, 2), np.random.default_rng(0)
-    optimizer2 = torch.optim.Adam(net2.parameters(), lr=torch.tensor(0.5))
+    rate2 = torch.tensor(0.5)
+    optimizer2 = torch.optim.Adam(net2.parameters(), lr=rate2)
     checkpoint.restore(net2, saved["net"])
     checkpoint.restore(optimizer2, saved["opt"])
     checkpoint.restore(rng2, saved["rng"])
@@ -197,7 +198,8 @@ def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
     assert torch.equal(net.weight, net2.weight) and rng2.random() == wanted
     for one, two in zip(optimizer.state.values(), optimizer2.state.values(), strict=True):
         assert all(torch.equal(one[key], two[key]) for key in one)
-    assert optimizer2.param_groups[0]["lr"] == torch.tensor(0.1)
+    # in the same tensor: on a GPU it stays there, where CUDA graphs read it
+    assert rate2 == torch.tensor(0.1) and optimizer2.param_groups[0]["lr"] is rate2
 
 
 def test_jax_state_round_trip(tmp_path: Path) -> None:
