@@ -64,6 +64,7 @@ class Args(TorchArgs):
         require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
         starts = self.num_envs  # the first gradient step needs something to learn from
         require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+        require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
 
 
 # same as ppo.py

@@ -14,6 +14,7 @@ from cleanrl import ddpg_continuous_action as ddpg
 from cleanrl import sac_atari
 from cleanrl import sac_continuous_action as sac
 from cleanrl import td3_continuous_action as td3
+from cleanrl_utils.errors import BadInput
 
 LOW, HIGH = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 5.0, -1.0], np.float32)
 
@@ -223,6 +224,13 @@ def test_fixed_temperature_is_the_flags() -> None:
     optimizer = torch.optim.Adam(agent.actor.parameters())
     found = sac.update_policy(agent, optimizer, sac.Args(autotune=False), *batch())
     assert found[1] == pytest.approx(0.3) and agent.log_alpha.exp() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("module", [sac, sac_atari], ids=lambda m: m.__name__)
+def test_no_temperature_is_refused(module: ModuleType) -> None:
+    with pytest.raises(BadInput) as refused:
+        module.Args(autotune=False, alpha=0.0)
+    assert "--alpha" in refused.value.message
 
 
 @pytest.mark.parametrize("module", [sac, td3, ddpg], ids=lambda m: m.__name__)
