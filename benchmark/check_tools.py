@@ -112,7 +112,7 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
     rows: dict[str, list[tuple[int, float]]] = {"without": [], "with": []}
     for number in range(args.studies):
         for arm in rows:
-            halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+            median = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=1)
             tuner = Tuner(
                 script=str(ROOT / "cleanrl/ppo.py"),
                 metric="charts/episodic_return",
@@ -123,11 +123,11 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
                     "update-epochs": trial.suggest_categorical("update-epochs", [1, 2, 4, 8]),
                     "num-steps": trial.suggest_categorical("num-steps", [16, 32, 64, 128]),
                     "gamma": 1 - trial.suggest_float("1-gamma", 0.005, 0.2, log=True),
-                    "total-timesteps": args.steps or 40_000,
+                    "total-timesteps": args.steps or 80_000,
                     "cuda": False,
                 },
                 sampler=optuna.samplers.TPESampler(seed=number),
-                pruner=halving if arm == "with" else None,
+                pruner=median if arm == "with" else None,
                 study_name=f"{arm}_{number}",
                 workers=args.workers,
             )
