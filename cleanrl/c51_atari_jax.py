@@ -98,11 +98,12 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
     return thunk
 
 
-# same as ppo_atari.py
+# same as dqn_atari_jax.py
 def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    spawned = partial(gym.vector.AsyncVectorEnv, context="spawn")  # JAX's threads survive no fork
+    vector = spawned if args.async_envs else gym.vector.SyncVectorEnv
     return vector([one(args.seed + i, i) for i in range(args.num_envs)])
 
 

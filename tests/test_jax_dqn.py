@@ -1,5 +1,6 @@
 """DQN and C51 in JAX: they are those of torch, and so is their memory of frames."""
 
+import warnings
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -268,3 +269,19 @@ def test_a_saved_model_is_evaluated(train) -> None:
         capture_video=False,
     )
     assert len(scores) == 3 and 5 < np.mean(scores) < 100  # random play lasts some 20 steps
+
+
+def test_environments_in_processes_are_not_forked_from_jax() -> None:
+    """JAX warns of deadlocks at a fork; and a process of its own plays the same game."""
+    jnp.zeros(1).block_until_ready()
+    seen = []
+    for async_envs in (False, True):
+        args = dqn_atari_jax.Args(env_id="probes:ProbeCuePixels-v0", async_envs=async_envs)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            envs = dqn_atari_jax.make_envs(args, "")
+        assert not [x for x in warned if "fork" in str(x.message)]
+        seen.append([envs.reset(seed=1)[0], *envs.step(np.zeros(1, np.int64))[:2]])
+        envs.close()
+    for one, other in zip(*seen, strict=True):
+        np.testing.assert_array_equal(one, other)
