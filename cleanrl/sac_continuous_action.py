@@ -127,7 +127,8 @@ class Actor(nn.Module):
         noise = torch.randn_like(log_std)
         x = torch.addcmul(mean, log_std.exp(), noise)
         # p(a) = p(x) / (da/dx) with da/dx = scale * (1 - tanh(x)^2); the logarithm of the latter is
-        # 2 log(2) + 2 x - 4 softplus(x), which stays exact where tanh is 1 in float32
+        # 2 log(2) + 2 x - 2 softplus(2 x), which stays exact where tanh is 1 in float32; torch's
+        # softplus with beta 2 is half of softplus(2 x)
         logprob = 4 * F.softplus(x, beta=2) - torch.add(log_std, x, alpha=2)
         logprob = torch.addcmul(logprob, noise, noise, value=-0.5)
         actions = torch.addcmul(self.bias, torch.tanh(x), self.scale)

@@ -203,13 +203,14 @@ class Learner:
         return losses.sum(), jnp.concatenate([q.mean(1), losses, losses.mean(keepdims=True)])
 
     def policy_loss(self, policy: Params, train: Train, batch: Batch, noise: Array) -> tuple:
-        """Loss of actor and temperature, which leave each other alone; entropy -1 per dimension."""
+        """Loss of actor and temperature; each leaves the other alone."""
         alpha, stop = jnp.exp(policy["log_alpha"]), jax.lax.stop_gradient
         sample = partial(self.actor.apply, policy["actor"], method="sample")
         new_actions, logprob = sample(batch.obs, noise)
         q = self.critics.apply(train.critics, batch.obs, new_actions).min(0)
         actor_loss = (stop(alpha) * logprob - q).mean()
-        alpha_loss = -alpha * (stop(logprob).mean() - len(self.actor.low))
+        target_entropy = -len(self.actor.low)  # -1 per dimension
+        alpha_loss = -alpha * (stop(logprob).mean() + target_entropy)
         return actor_loss + alpha_loss, jnp.stack([actor_loss, alpha, alpha_loss])
 
     def draw(self, replay: Replay, key: Array, times: int) -> tuple[Batch, Array]:

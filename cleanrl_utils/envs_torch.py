@@ -1,6 +1,6 @@
 """Thousands of environments on the GPU, tensors in and tensors out: Isaac Gym's, or Brax's instead.
 
-    envs = make_tensor_envs("Ant", 4096, device, run)
+    envs = make_tensor_envs("Ant", 4096, seed, run)
     obs = envs.reset(seed)
     obs, outcome = envs.step(actions)        # outcome is (len(OUTCOME), num_envs)
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-Params = dict[str, Any]  # arrays of NumPy at first, of JAX then; by name, or Flax's names in names
+Params = dict[str, Any]  # arrays by name, in Flax nested; NumPy's before the first update
 Packed = dict[str, Any]  # vectors by type: see Packing
 
 
