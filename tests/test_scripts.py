@@ -54,7 +54,7 @@ def test_same_seed_same_run_and_resume_is_exact(script: Script, train, monkeypat
         f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 1 --checkpoints 4"
     )
     whole = train(script.name, flags, "whole")
-    watched = train(script.name, flags + " --eval-frequency 100 --no-cuda", "watched")
+    watched = train(script.name, flags + " --eval-frequency 100", "watched")
     rows = [row for row in watched.rows() if not row[1].startswith("eval/")]
     assert rows == [row for row in whole.rows() if not row[1].startswith("eval/")]
 
