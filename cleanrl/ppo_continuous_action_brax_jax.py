@@ -114,9 +114,8 @@ def mlp(params: Params, name: str, x: Array) -> Array:
 
 def get_logprob_entropy_value(params: Params, obs: Array, actions: Array) -> tuple[Array, ...]:
     logstd = params["logstd"]
-    z = (actions - mlp(params, "actor", obs)) / jnp.exp(
-        logstd
-    )  # a Gaussian, components independent
+    mean = mlp(params, "actor", obs)
+    z = (actions - mean) / jnp.exp(logstd)  # a Gaussian, components independent
     logprob = (-0.5 * jnp.square(z) - logstd - 0.5 * log(2 * pi)).sum(-1)
     entropy = jnp.broadcast_to((logstd + 0.5 * log(2 * pi * e)).sum(), logprob.shape)
     return logprob, entropy, mlp(params, "critic", obs)[..., 0]
