@@ -72,9 +72,8 @@ class Args(TorchArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rank = int(
-            os.environ.get("RANK", 0)
-        )  # torchrun sets these; there is one process without
+        # torchrun sets these; there is one process without
+        self.rank = int(os.environ.get("RANK", 0))
         self.world_size = int(os.environ.get("WORLD_SIZE", 1))
         require(self.local_num_envs > 0, "--local-num-envs must be at least 1")
         self.num_envs = self.local_num_envs * self.world_size
