@@ -239,6 +239,7 @@ if __name__ == "__main__":
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
     start = run.resume(args.num_turns, **state, rng=rng)
     train, replay, sums = (run.state[name] for name in state)
+    del state  # a resumed run has read its own: let go of the other memory
     for turn in range(start, args.num_turns):
         # new environments, so that a resumed run is the same run
         if run.boundary(turn, train=train, replay=replay, sums=sums):

@@ -218,6 +218,7 @@ if __name__ == "__main__":
     state |= dict(losses=no_losses, page=memory.first_page(obs))
     start = run.resume(args.num_turns, **state, rng=rng)
     train, replay, losses, page = (run.state[name] for name in state)
+    del state  # a resumed run has read its own: let go of the other memory
     for turn in range(start, args.num_turns):
         if run.boundary(turn, train=train, replay=replay, losses=losses, page=page):
             envs.close()  # new environments, so that a resumed run is the same run
