@@ -112,8 +112,8 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
     rows: dict[str, list[tuple[int, float]]] = {"without": [], "with": []}
     for number in range(args.studies):
         for arm in rows:
-            # the best third goes on, judged from a fifth of its steps on
-            top_third = optuna.pruners.PercentilePruner(33.3, n_startup_trials=2, n_warmup_steps=1)
+            # the best fifth goes on, judged from a fifth of its steps on
+            top_fifth = optuna.pruners.PercentilePruner(20, n_startup_trials=1, n_warmup_steps=1)
             tuner = Tuner(
                 script=str(ROOT / "cleanrl/ppo.py"),
                 metric="charts/episodic_return",
@@ -128,7 +128,7 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
                     "cuda": False,
                 },
                 sampler=optuna.samplers.TPESampler(seed=number),
-                pruner=top_third if arm == "with" else None,
+                pruner=top_fifth if arm == "with" else None,
                 study_name=f"{arm}_{number}",
                 workers=args.workers,
             )
