@@ -23,7 +23,9 @@ def needs(request: pytest.FixtureRequest) -> None:
 
 @every_script
 def test_it_writes_metrics_model_and_video(script: Script, train) -> None:
+    # few checkpoints: at each, environments start anew, and so does the filming of early episodes
     flags = f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 2"
+    flags += "" if "--checkpoints" in script.quick else " --checkpoints 2"
     done = train(script.name, flags + (" --capture-video" if script.video else ""))
     rows = done.rows()
     tags = {tag for _, tag, _ in rows} | {"charts/SPS"}
