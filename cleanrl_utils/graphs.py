@@ -61,10 +61,15 @@ def copy_of(outputs: Any) -> Any:
     return outputs
 
 
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """What environments gave, for networks: float64 as float32. Never waits for the GPU's work."""
+def as_tensor(array: np.ndarray) -> Tensor:
+    """What environments gave, for networks: float64 as float32."""
     x = torch.from_numpy(array)
-    x = x.float() if x.dtype == torch.float64 else x
+    return x.float() if x.dtype == torch.float64 else x
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The same on the device. Never waits for the GPU's work."""
+    x = as_tensor(array)
     # Pinned memory comes from a cache, which gives it out again only when the copy is over.
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
@@ -73,24 +78,24 @@ class Oracle:
     """A function of observations: `ask` it, do something else, then take the `answer`, in NumPy.
 
     The answer is waited for, but no work that was started after the question: so a GPU may choose
-    actions, then learn, while the CPU already steps the environments. The ways there and back are
-    parts of the function that `accelerate` gets, and of the CUDA graph it makes of it.
+    actions, then learn, while the CPU already steps the environments. The ways there and back, by
+    memory that is used again each time, are parts of what `capture` may make a CUDA graph of: so
+    take an answer before you ask again.
     """
 
-    def __init__(self, function: Callable, device: torch.device, accelerate: Callable):
+    def __init__(self, function: Callable, device: torch.device, capture: Callable):
         self.function, self.device = function, device
         self.question: Any = None  # pinned memory, once the shapes are known
         self.reply: Any = None
         self.arrived = torch.cuda.Event() if device.type == "cuda" else None
-        self.consult = accelerate(self._consult) if self.arrived else function
+        self.consult = capture(self._consult)
 
     def ask(self, obs: np.ndarray) -> None:
         if self.arrived is None:
-            self.reply = self.consult(to_device(obs, self.device))
+            self.reply = self.function(as_tensor(obs))
             return
         if self.question is None:
-            x = torch.from_numpy(obs)
-            x = x.float() if x.dtype == torch.float64 else x
+            x = as_tensor(obs)
             self.question, self.there = x.pin_memory(), x.to(self.device)
         self.question.numpy()[...] = obs
         self.consult()

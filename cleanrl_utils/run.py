@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -226,25 +227,17 @@ class Run:
         the memory is on the GPU as well, the graph holds the sampling, too. With `means`, what the
         function returns is added to them, by the same graph.
         """
-        import torch
-
-        from cleanrl_utils.graphs import CudaGraph
-
-        graphs = self.device.type == "cuda" and self.args.cudagraphs
-        if self.args.compile:
-            torch._inductor.config.fallback_random = True  # the random numbers of eager mode
-            torch._inductor.config.deterministic = self.args.torch_deterministic
-            function = torch.compile(function)
-        whole = function
+        function = compiled(function, self.args)
+        capture = partial(captured, device=self.device, args=self.args)
+        learn = function
         if means is not None:
-            whole = lambda *batch: means.add(function(*batch))  # noqa: E731
-        if sample is not None and self.args.buffer_device == self.device.type:
-            update = whole
-            whole = lambda: update(*sample())  # noqa: E731
-        if graphs:
-            whole = CudaGraph(whole)
-        if sample is not None and self.args.buffer_device != self.device.type:
-            graph = whole
+            learn = lambda *batch: means.add(function(*batch))  # noqa: E731
+        if sample is None:
+            whole = capture(learn)
+        elif self.args.buffer_device == self.device.type:
+            whole = capture(lambda: learn(*sample()))
+        else:
+            graph = capture(learn)
             whole = lambda: graph(*sample().to(self.device))  # noqa: E731
         return whole if means is None else means.counting(whole)
 
@@ -252,7 +245,8 @@ class Run:
         """`function` of observations, to `ask` now and to take the `answer` of later."""
         from cleanrl_utils.graphs import Oracle
 
-        return Oracle(function, self.device, self.accelerate)
+        capture = partial(captured, device=self.device, args=self.args)
+        return Oracle(compiled(function, self.args), self.device, capture)
 
     def inference(self, network: Callable) -> Callable[[np.ndarray], np.ndarray]:
         """What `network` says to observations, NumPy in and out, as fast as the device allows."""
@@ -480,6 +474,26 @@ def choose_device(args: Any) -> Any:
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it
     return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def compiled(function: Callable, args: Any) -> Callable:
+    """The function for --compile: with the random numbers of eager mode."""
+    if not args.compile:
+        return function
+    import torch
+
+    torch._inductor.config.fallback_random = True
+    torch._inductor.config.deterministic = args.torch_deterministic
+    return torch.compile(function)
+
+
+def captured(function: Callable, device: Any, args: Any) -> Callable:
+    """The function as a CUDA graph, on a GPU and unless --no-cudagraphs."""
+    if device.type != "cuda" or not args.cudagraphs:
+        return function
+    from cleanrl_utils.graphs import CudaGraph
+
+    return CudaGraph(function)
 
 
 def describe_device(device: Any) -> str:

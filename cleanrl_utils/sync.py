@@ -14,7 +14,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "cleanrl"
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "cleanrl"
+FOLDERS = [SCRIPTS, ROOT / "docs" / "examples"]
 MARK = re.compile(r"^\s*# same as (\w+)\.py\s*$")
 
 
@@ -75,6 +77,7 @@ def copies(path: Path) -> list[Copy]:
         if mark := MARK.match(line):
             name, block = here.get(number + 1, ("", None))
             origin = path.with_name(f"{mark[1]}.py")
+            origin = origin if origin.exists() else SCRIPTS / origin.name
             there = blocks(origin.read_text()) if origin.exists() else {}
             wanted = there[name].text if name in there else None
             found.append(Copy(path, number, name, mark[1], block, wanted))
@@ -96,9 +99,10 @@ def fix(path: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fix", action="store_true", help="copy drifted blocks from their origin")
-    parser.add_argument("--folder", type=Path, default=SCRIPTS, help="folder of the scripts")
+    parser.add_argument("--folder", type=Path, help="of scripts, instead of all there are")
     options = parser.parse_args()
-    paths = sorted(options.folder.glob("*.py"))
+    folders = [options.folder] if options.folder else FOLDERS
+    paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]
     if options.fix:
         for _ in range(3):  # an origin may itself be a copy
             for path in paths:

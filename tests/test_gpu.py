@@ -69,7 +69,7 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
     memory = script.make_memory(kind, envs, args, run.device)
     fill(memory, envs, 500)
     sample = partial(memory.sample, args.batch_size)
-    run.accelerate = accelerate = partial(Run.accelerate, run)
+    accelerate = partial(Run.accelerate, run)
     update_q = script.update_critics if hasattr(script, "update_critics") else script.update_critic
     update_policy = partial(script.update_policy, agent, policy_optimizer, args)
     space = envs.single_observation_space
