@@ -76,9 +76,11 @@ def restore(target: Any, saved: Any) -> Any:
     if hasattr(target, "load_state_dict"):
         groups = [dict(group) for group in getattr(target, "param_groups", [])]
         target.load_state_dict(saved)
-        # An optimiser takes a saved learning rate as it is, on the CPU, where a CUDA graph would
-        # keep the number of the moment it was captured: it belongs into the tensor that was there.
         for before, group in zip(groups, getattr(target, "param_groups", []), strict=True):
+            # An optimiser takes over what suited the device that saved: keep what suits this one.
+            group.update({flag: before[flag] for flag in ("capturable", "fused") if flag in before})
+            # And a learning rate as it is, on the CPU, where a CUDA graph would keep the number of
+            # the moment it was captured: it belongs into the tensor that was there.
             if torch and isinstance(before["lr"], torch.Tensor):
                 group["lr"] = before["lr"].copy_(torch.as_tensor(group["lr"]))
     elif isinstance(target, np.random.Generator):

@@ -41,7 +41,7 @@ def set_state(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     if (torch := sys.modules.get("torch")) and "torch" in state:
         torch.set_rng_state(state["torch"])
-        if "cuda" in state:
+        if "cuda" in state and torch.cuda.is_available():  # else it goes on without a GPU
             torch.cuda.set_rng_state_all(state["cuda"])
 
 

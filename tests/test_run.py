@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from cleanrl_utils import checkpoint, results
+from cleanrl_utils import checkpoint, results, rng
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.run import Run
 from cleanrl_utils.settings import TorchArgs, parse_args
@@ -180,16 +180,16 @@ def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1))
     net(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    rng = np.random.default_rng(3)
+    numbers = np.random.default_rng(3)
     state = {
         "net": net,
         "opt": optimizer,
-        "rng": rng,
+        "rng": numbers,
         "x": (1, [2.5, None, "a"]),
         "z": np.arange(3),
     }
     checkpoint.save(tmp_path / "c", state, {"hello": 1})
-    wanted = rng.random()
+    wanted = numbers.random()
     metadata, saved = checkpoint.load(tmp_path / "c")
     net2, rng2 = torch.nn.Linear(3, 2), np.random.default_rng(0)
     rate2 = torch.tensor(0.5)
@@ -203,6 +203,28 @@ def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
         assert all(torch.equal(one[key], two[key]) for key in one)
     # in the same tensor: on a GPU it stays there, where CUDA graphs read it
     assert rate2 == torch.tensor(0.1) and optimizer2.param_groups[0]["lr"] is rate2
+
+
+def test_a_gpu_s_checkpoint_goes_on_without_one(tmp_path: Path) -> None:
+    def make(**flags: bool) -> tuple:
+        net = torch.nn.Linear(3, 2)
+        return net, torch.optim.Adam(net.parameters(), torch.tensor(0.1), fused=True, **flags)
+
+    net, optimizer = make()
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    optimizer.param_groups[0]["capturable"] = True  # what a GPU's optimiser is made with
+    streams = rng.get_state() | {"cuda": [torch.get_rng_state()]}
+    checkpoint.save(tmp_path / "c", {"opt": optimizer, "rng": streams})
+    _, saved = checkpoint.load(tmp_path / "c")
+    net2, optimizer2 = make()
+    checkpoint.restore(optimizer2, saved["opt"])
+    if not torch.cuda.is_available():
+        rng.set_state(saved["rng"])
+    net2(torch.ones(1, 3)).sum().backward()
+    optimizer2.step()
+    assert optimizer2.state[net2.weight]["step"] == 2
+    assert optimizer2.param_groups[0]["capturable"] is False
 
 
 def test_jax_state_round_trip(tmp_path: Path) -> None:
