@@ -35,6 +35,7 @@ from cleanrl_utils.run import NOTHING_BEFORE, Run, RunArgs, parse_args
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
 
+MANY_ENVS = 256  # on a CPU, what fewer take is over before a second thread has woken up
 MOST_WITH_TENSORBOARD = 16  # beyond so many agents, only metrics.csv keeps up with them
 
 
@@ -48,6 +49,8 @@ class Runs(Run):
     """See the module's docstring."""
 
     def __init__(self, args: Any, make_env: Callable | None = None):
+        if args.num_envs < MANY_ENVS:  # XLA reads it when it starts
+            os.environ.setdefault("NPROC", "1")
         with contextlib.suppress(RuntimeError):  # too late in a process that has used JAX before
             jax.config.update("jax_num_cpu_devices", share(args.num_seeds, os.cpu_count() or 1))
         changes = [{"seed": args.seed + i, "num_seeds": 1} for i in range(1, args.num_seeds)]
