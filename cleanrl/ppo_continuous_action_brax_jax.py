@@ -295,13 +295,13 @@ if __name__ == "__main__":
     params = run.stack([init_params(env, seed) for seed in run.seeds])
     train = run.vectorise(partial(init, env, args))(params, run.seeds)
     none = np.zeros_like(run.seeds)
+    discounted = np.zeros((args.num_seeds, args.num_envs), np.float32)
+    episodes = run.vectorise(env.stagger)(begin_all(run.env_seeds, none)), discounted
 
-    start = run.resume(args.num_iterations // args.segment, train=train)
-    train = run.state["train"]
+    start = run.resume(args.num_iterations // args.segment, train=train, episodes=episodes)
+    train, episodes = run.state["train"], run.state["episodes"]
     for segment in range(start, run.total):
-        if run.boundary(segment, train=train):  # so that a resumed run is the same run
-            discounted = np.zeros((args.num_seeds, args.num_envs), np.float32)
-            episodes = begin_all(run.env_seeds, none), discounted
+        run.boundary(segment, train=train, episodes=episodes)  # a checkpoint has the episodes, too
         starts = begin_all(run.env_seeds, none + segment + 1)
         train, episodes, metrics, returns, lengths = program(train, episodes, starts)
         global_step = (segment + 1) * args.segment * args.batch_size

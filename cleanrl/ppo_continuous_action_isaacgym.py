@@ -230,10 +230,11 @@ if __name__ == "__main__":
     actions = torch.zeros(*shape, num_actions, device=device)
     record = torch.zeros(len(OUTCOME), *shape, device=device)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    envs.reset(run.env_seed)
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    next_obs = envs.observe()
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            next_obs = envs.reset(run.env_seed)
+        run.boundary(iteration)  # a checkpoint, where one is due, has Brax's environments, too
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)

@@ -237,11 +237,11 @@ if __name__ == "__main__":
     params = run.stack([init_params(env, seed) for seed in run.seeds])
     train = run.vectorise(partial(init, args))(params, run.seeds)
 
-    start = run.resume(args.num_iterations // args.segment, train=train)
-    train = run.state["train"]
+    episodes = begin_all(run.env_seeds)
+    start = run.resume(args.num_iterations // args.segment, train=train, episodes=episodes)
+    train, episodes = run.state["train"], run.state["episodes"]
     for segment in range(start, run.total):
-        if run.boundary(segment, train=train):  # so that a resumed run is the same run
-            episodes = begin_all(run.env_seeds)
+        run.boundary(segment, train=train, episodes=episodes)  # a checkpoint has the episodes, too
         train, episodes, metrics, returns, lengths = program(train, episodes)
         global_step = (segment + 1) * args.segment * args.batch_size
         run.log_segment(metrics, returns, lengths, global_step)

@@ -204,5 +204,5 @@ def _restore_jax(target: Any, saved: list[Any]) -> Any:
         elif isinstance(leaf, jax.Array):
             new.append(jax.device_put(np.asarray(value, leaf.dtype), leaf.sharding))
         else:
-            new.append(type(leaf)(value))
+            new.append(value if isinstance(leaf, np.ndarray) else type(leaf)(value))
     return jax.tree.unflatten(tree, new)

@@ -145,6 +145,16 @@ class Brax:
         truncated = (time >= self.EPISODE_LENGTH) & ~terminated
         return (self.slim(state), time), state.obs, state.reward, terminated, truncated
 
+    def stagger(self, episodes: "Episode") -> "Episode":
+        """Of episodes that begin: let their time be over at different steps.
+
+        Thousands that end together would have only failures end between two such moments, and
+        returns that say nothing. What is not a whole episode has no return.
+        """
+        physics, time = episodes.state
+        time = (jnp.arange(len(time)) * self.EPISODE_LENGTH // len(time)).astype(time.dtype)
+        return episodes._replace(state=(physics, time), ret=jnp.where(time > 0, jnp.nan, 0))
+
     def slim(self, state: Any) -> Any:
         """Only what the next step needs: metrics are zeros, which the compiler drops."""
         return state.replace(metrics=jax.tree.map(jnp.zeros_like, state.metrics))

@@ -1,7 +1,8 @@
 """Thousands of environments on the GPU, tensors in and tensors out: Isaac Gym's, or Brax's instead.
 
     envs = make_tensor_envs("Ant", 4096, seed, run)
-    obs = envs.reset(seed)
+    envs.reset(seed)                         # or load_state_dict, by --resume
+    obs = envs.observe()
     obs, outcome = envs.step(actions)        # outcome is (len(OUTCOME), num_envs)
 
 Next-step autoreset, as everywhere: an episode's last observation is what its last action led to,
@@ -22,6 +23,7 @@ import torch
 from jax import Array
 from torch import Tensor
 
+from cleanrl_utils import checkpoint
 from cleanrl_utils.envs_jax import Brax, Episode, begin, import_brax
 from cleanrl_utils.errors import BadInput, require
 
@@ -70,11 +72,22 @@ class BraxTensors:
         self._begin = jax.jit(lambda key, n: begin(self.env, jax.random.fold_in(key, n), num_envs))
         self._step = jax.jit(self._advance, donate_argnums=0)
 
-    def reset(self, seed: int) -> Tensor:
+    def reset(self, seed: int) -> None:
         self.key, self.count = jax.random.key(seed), 0
-        self.now = self._begin(self.key, 0), jnp.zeros(self.num_envs, bool)
+        episodes = self.env.stagger(self._begin(self.key, 0))
+        self.now = episodes, jnp.zeros(self.num_envs, bool)
+
+    def observe(self) -> Tensor:
         self.kept: tuple = (self.now[0].obs + 0,)  # what the next step gives away is no output
         return torch.from_dlpack(self.kept[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"key": self.key, "count": self.count, "now": self.now}
+
+    def load_state_dict(self, saved: Any) -> None:
+        state = checkpoint.restore(self.state_dict(), saved)
+        self.key, self.count, self.now = state["key"], state["count"], state["now"]
+        self.starts = self._begin(self.key, self.count // self.STARTS * self.STARTS + 1)
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Torch and JAX each work on a stream of their own, and dlpack lets one wait for the other.
@@ -146,10 +159,19 @@ class IsaacTensors:
         self.lengths = torch.zeros(num_envs, device=run.device)
         self.ended = torch.zeros(num_envs, dtype=torch.bool, device=run.device)
 
-    def reset(self, seed: int) -> Tensor:
+    def reset(self, seed: int) -> None:
         for x in (self.returns, self.lengths, self.ended):
             x.zero_()
-        return self.envs.reset()["obs"]
+        self.first = self.envs.reset()["obs"]
+
+    def observe(self) -> Tensor:
+        return self.first
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # a simulation cannot be saved
+
+    def load_state_dict(self, saved: Any) -> None:
+        pass
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor]:
         obs, reward, done, infos = self.envs.step(actions.clamp(-1, 1))

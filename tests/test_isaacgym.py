@@ -1,6 +1,7 @@
 """Environments on the GPU for torch: their resets, and whose they are."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import gymnasium as gym
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from cleanrl_utils import envs_torch
+from cleanrl_utils import checkpoint, envs_torch
+from cleanrl_utils.envs_jax import Brax
 from cleanrl_utils.errors import BadInput
 
 
@@ -21,6 +23,7 @@ class Clock:
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    EPISODE_LENGTH, stagger = 5, Brax.stagger
 
     def reset(self, key):
         state = jnp.float32(100) * jax.random.randint(key, (), 1, 50), jnp.float32(0)
@@ -39,25 +42,46 @@ def envs(monkeypatch) -> envs_torch.BraxTensors:
     return envs_torch.BraxTensors("Ant", 2, torch.device("cpu"))
 
 
-def test_the_step_after_an_end_only_resets(envs) -> None:
-    obs, start = envs.reset(seed=1).clone(), []
-    actions, seen = torch.tensor([[-0.5], [0.5]]), []
-    start.append(obs[:, 0].tolist())
-    for _ in range(7):
+def play(envs: envs_torch.BraxTensors, steps: int) -> tuple[list, dict]:
+    """First columns of all observations, and the outcomes by name."""
+    actions, seen, starts = torch.tensor([[-0.5], [0.5]]), [], [envs.observe()[:, 0].tolist()]
+    for _ in range(steps):
         obs, outcome = envs.step(actions.clone())
-        seen.append(dict(zip(envs_torch.OUTCOME, outcome.clone(), strict=True)))
-        start.append(obs[:, 0].tolist())
-    rows = {name: torch.stack([row[name] for row in seen]) for name in envs_torch.OUTCOME}
-    assert rows["terminated"].T.tolist() == [[0, 0, 1, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0]]
-    assert rows["done"].T.tolist() == [[0, 0, 1, 0, 0, 0, 1], [0, 0, 0, 0, 1, 0, 0]]
-    assert rows["real"].T.tolist() == [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0, 1]]
-    assert rows["reward"][:, 0].tolist() == [-0.5, -0.5, -0.5, 0, -0.5, -0.5, -0.5]
-    assert rows["episodic_return"][2, 0] == -1.5 and rows["episodic_return"][4, 1] == 2.5
-    assert rows["episodic_length"][2, 0] == 3 and rows["episodic_length"][4, 1] == 5
-    assert torch.isnan(rows["episodic_return"]).sum() == 11
-    first = [s[0] for s in start]  # the last observation is the ended episode's, then a fresh one
+        seen.append(outcome.clone())
+        starts.append(obs[:, 0].tolist())
+    return starts, dict(zip(envs_torch.OUTCOME, torch.stack(seen, 1), strict=True))
+
+
+def test_the_step_after_an_end_only_resets(envs) -> None:
+    envs.reset(seed=1)
+    starts, rows = play(envs, 9)
+    # The second one's time is 2 when it begins, so that not all are truncated together.
+    ends = [[0, 0, 1, 0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0, 0, 1]]
+    assert rows["done"].T.tolist() == ends
+    assert rows["terminated"].T.tolist() == [ends[0], [0] * 9]
+    assert rows["real"].T.tolist() == [[1, 1, 1, 0, 1, 1, 1, 0, 1], [1, 1, 1, 0, 1, 1, 1, 1, 1]]
+    assert rows["reward"][:, 0].tolist() == [-0.5, -0.5, -0.5, 0, -0.5, -0.5, -0.5, 0, -0.5]
+    assert rows["episodic_return"][2, 0] == -1.5 and rows["episodic_return"][8, 1] == 2.5
+    assert rows["episodic_length"][2, 0] == 3 and rows["episodic_length"][8, 1] == 5
+    # Only these two and another of the first are whole episodes.
+    assert torch.isnan(rows["episodic_return"]).sum() == 18 - 3
+    first = [s[0] for s in starts]  # the last observation is the ended episode's, then a fresh one
     assert first[0] == first[3] != first[4] == first[7]
-    assert envs.reset(seed=1)[:, 0].tolist() == start[0]
+    envs.reset(seed=1)
+    assert envs.observe()[:, 0].tolist() == starts[0]
+
+
+def test_environments_go_on_from_a_checkpoint(envs, tmp_path: Path) -> None:
+    envs.reset(seed=1)
+    play(envs, 18)  # fresh starts are drawn anew every 16 steps
+    checkpoint.save(tmp_path / "c", {"envs": envs})
+    wanted = play(envs, 20)
+    envs.reset(seed=2)
+    checkpoint.restore(envs, checkpoint.load(tmp_path / "c")[1]["envs"])
+    starts, rows = play(envs, 20)
+    assert starts == wanted[0]
+    for name, row in rows.items():
+        torch.testing.assert_close(row, wanted[1][name], rtol=0, atol=0, equal_nan=True)
 
 
 def test_nothing_is_copied(envs) -> None:

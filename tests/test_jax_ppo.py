@@ -217,6 +217,14 @@ def test_an_ended_episode_goes_on_from_its_start_and_keeps_its_last_observation(
     assert episodes.ret.tolist() == [0, 0]
 
 
+def test_a_checkpoint_ends_no_episode(train) -> None:
+    """Episodes take 5 steps, and there is a checkpoint every 2."""
+    flags = "--env-id Clock-probe --num-envs 1 --num-steps 2 --num-minibatches 1"
+    done = train("ppo_jax", f"{flags} --total-timesteps 20 --checkpoints 10")
+    lengths = [value for _, tag, value in done.rows() if tag == "charts/episodic_length"]
+    assert lengths == [5, 5, 5, 5]
+
+
 class Killed(BaseException):
     pass
 

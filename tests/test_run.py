@@ -230,11 +230,14 @@ def test_a_gpu_s_checkpoint_goes_on_without_one(tmp_path: Path) -> None:
 def test_jax_state_round_trip(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     tree = {"w": jax.numpy.arange(4.0), "key": jax.random.key(3), "n": (jax.numpy.int32(2),)}
+    tree |= {"i": 5, "x": np.arange(3)}
     checkpoint.save(tmp_path / "c", {"train": tree})
     _, saved = checkpoint.load(tmp_path / "c")
     fresh = {"w": jax.numpy.zeros(4), "key": jax.random.key(0), "n": (jax.numpy.int32(0),)}
+    fresh |= {"i": 0, "x": np.zeros(3, int)}
     again = checkpoint.restore(fresh, saved["train"])
     assert (again["w"] == tree["w"]).all() and again["n"][0] == 2
+    assert again["i"] == 5 and again["x"].tolist() == [0, 1, 2]
     assert jax.random.uniform(again["key"]) == jax.random.uniform(tree["key"])
 
 
