@@ -72,6 +72,8 @@ def register_family(env_id: str) -> None:
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     elif env_id.startswith("dm_control/"):
         register_dm_control()
+    elif any(name in env_id for name in ("MortarMayhem", "MysteryPath", "SearingSpotlights")):
+        register_memory_gym()
     elif "mujoco" in str(getattr(gym.registry.get(env_id), "entry_point", "")):
         quieten_mujoco()
 
@@ -106,6 +108,17 @@ def register_dm_control() -> None:
     except ImportError:
         raise missing_package("shimmy", "dm_control") from None
     gym.register_envs(shimmy)
+
+
+def register_memory_gym() -> None:
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # it draws with pygame, on no screen
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    try:
+        import memory_gym  # noqa: F401
+    except ImportError:
+        hint = "make install-memory_gym, or as requirements/requirements-memory_gym.txt says"
+        raise BadInput(f"memory-gym is not installed: {hint}") from None
 
 
 def explain(env_id: str, error: Exception) -> str:

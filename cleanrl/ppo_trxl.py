@@ -1,0 +1,435 @@
+"""Proximal Policy Optimization (PPO) with a Transformer-XL, which looks back into its episode.
+
+    python cleanrl/ppo_trxl.py --env-id MortarMayhem-Grid-v0
+
+Paper: https://arxiv.org/abs/2309.17207. Every detail and its reason: docs/rl-algorithms/ppo-trxl.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+from cleanrl_utils.envs import make
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+LONGEST = 1024  # steps of an episode that have a learned position of their own
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "MortarMayhem-Grid-v0"
+    """id of the environment, of pictures or vectors; a package's own environment as module:Id"""
+    total_timesteps: int = 200_000_000
+    """environment steps of the whole training"""
+    init_lr: float = 2.75e-4
+    """learning rate of AdamW at first"""
+    final_lr: float = 1e-5
+    """learning rate after the annealing"""
+    num_envs: int = 32
+    """environments stepped side by side"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    num_steps: int = 512
+    """steps of each environment between two updates"""
+    anneal_steps: int = 32 * 512 * 10_000
+    """environment steps in which learning rate and entropy bonus go to their final values"""
+    gamma: float = 0.995
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 8
+    """minibatches an epoch is cut into; each holds as many steps of every environment"""
+    update_epochs: int = 3
+    """times an update goes over its rollout"""
+    norm_adv: bool = False
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.1
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    init_ent_coef: float = 0.0001
+    """weight of the entropy bonus at first"""
+    final_ent_coef: float = 0.000001
+    """weight of the entropy bonus after the annealing"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.25
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+    trxl_num_layers: int = 3
+    """layers of the transformer"""
+    trxl_num_heads: int = 4
+    """heads of each layer's attention"""
+    trxl_dim: int = 384
+    """numbers in what a layer takes in, remembers and hands on"""
+    trxl_memory_length: int = 119
+    """past steps that a layer can look back to"""
+    trxl_positional_encoding: Literal["absolute", "learned", ""] = "absolute"
+    """what marks a remembered step's place in its episode: waves, learned vectors, or nothing"""
+    reconstruction_coef: float = 0.0
+    """weight of the loss of drawing the observation again, of pictures only; 0 turns it off"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.num_steps % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide --num-steps = {self.num_steps}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+        for name in ("anneal_steps", *(x for x in vars(self) if x.startswith("trxl_"))):
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            require(isinstance(value, str) or value > 0, f"{flag} must be at least 1, got {value}")
+        divides = self.trxl_dim % self.trxl_num_heads == 0 and self.trxl_dim % 2 == 0
+        require(divides, f"--trxl-dim must be even, and --trxl-num-heads divide {self.trxl_dim}")
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        shape = env.observation_space.shape or ()
+        if len(shape) == 3 and shape[:2] != (84, 84):
+            env = gym.wrappers.ResizeObservation(env, (84, 84))
+        elif len(shape) not in (1, 3):  # dicts and the like: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo_atari.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+def layer_init(layer: Any, std: float = 2**0.5) -> Any:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Layer(nn.Module):
+    """Attention to what this layer took in at earlier steps, then a linear layer."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_query, self.norm_memory, self.norm = (nn.LayerNorm(dim) for _ in range(3))
+        square = [layer_init(nn.Linear(dim, dim), std=1.0) for _ in range(4)]
+        self.query, self.key, self.value, self.out = square
+        self.linear = layer_init(nn.Linear(dim, dim))
+
+    def forward(self, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+        """(num_envs, queries, dim) of x; memory has keys for queries; `visible` says who sees whom.
+
+        Each is normalised on its way in and what comes out is added: x itself passes untouched.
+        """
+        memory = self.norm_memory(memory)
+        all_heads = self.query(self.norm_query(x)), self.key(memory), self.value(memory)
+        apart = [z.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for z in all_heads]
+        query, key, value = apart  # (num_envs, num_heads, queries or keys, dim / num_heads)
+        scores = query @ key.mT / query.shape[-1] ** 0.5  # of a head's size: variance 1
+        visible = visible.unsqueeze(1)
+        # the last factor is for the first step of an episode: who sees nothing hears nothing
+        weights = scores.masked_fill(~visible, -1e9).softmax(-1) * visible
+        x = x + self.out((weights @ value).transpose(1, 2).flatten(2))
+        return x + self.linear(self.norm(x)).relu()
+
+
+class Agent(nn.Module):
+    """Actor and critic, two heads on a transformer, which hears from an encoder of observations.
+
+    Its memory is what each layer took in at the last steps, (num_layers, num_envs, steps, dim),
+    and how many steps each episode is old.
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
+        super().__init__()
+        shape, space = envs.single_observation_space.shape, envs.single_action_space
+        self.pictures, self.action_shape = len(shape) == 3, space.shape
+        self.sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))).tolist()
+        self.marks, self.length = args.trxl_positional_encoding, args.trxl_memory_length
+        dim = args.trxl_dim
+        if self.pictures:
+            self.encoder = nn.Sequential(
+                *(layer_init(nn.Conv2d(shape[-1], 32, 8, stride=4)), nn.ReLU()),
+                *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
+                *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
+                *(layer_init(nn.Linear(64 * 7 * 7, dim)), nn.ReLU()),
+            )
+        else:
+            self.encoder = nn.Sequential(layer_init(nn.Linear(shape[0], dim)), nn.ReLU())
+        self.register_buffer("waves", 1e4 ** (-torch.arange(0, dim, 2) / dim), persistent=False)
+        if self.marks == "learned":
+            self.learned = nn.Parameter(torch.randn(LONGEST, dim))
+        layers = [Layer(dim, args.trxl_num_heads) for _ in range(args.trxl_num_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.hidden = nn.Sequential(layer_init(nn.Linear(dim, dim)), nn.ReLU())
+        self.critic = layer_init(nn.Linear(dim, 1), std=1.0)
+        # near-equal probabilities at first: explore before having opinions
+        self.actor = layer_init(nn.Linear(dim, sum(self.sizes)), std=0.1)
+        if args.reconstruction_coef > 0:
+            self.decoder = nn.Sequential(  # the encoder backwards
+                *(layer_init(nn.Linear(dim, 64 * 7 * 7)), nn.ReLU(), nn.Unflatten(1, (64, 7, 7))),
+                *(layer_init(nn.ConvTranspose2d(64, 64, 3)), nn.ReLU()),
+                *(layer_init(nn.ConvTranspose2d(64, 32, 4, stride=2)), nn.ReLU()),
+                layer_init(nn.ConvTranspose2d(32, shape[-1], 8, stride=4), std=1.0),
+            )
+
+    @classmethod
+    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> "Agent":
+        return cls(envs, args)
+
+    def features(self, obs: Tensor) -> Tensor:
+        """Of vectors, (..., n), or of bytes, (..., 84, 84, channels)."""
+        if not self.pictures:
+            return self.encoder(obs)
+        pixels = obs.flatten(0, -4).permute(0, 3, 1, 2)
+        return self.encoder(pixels / 255).unflatten(0, obs.shape[:-3])
+
+    def place(self, positions: Tensor) -> Tensor:
+        """The mark of these positions in an episode, (..., dim)."""
+        if self.marks == "learned":
+            return self.learned[positions.clamp(0, LONGEST - 1)]
+        angles = positions.unsqueeze(-1) * self.waves
+        return torch.cat([angles.sin(), angles.cos()], -1) * (self.marks == "absolute")
+
+    def attend(
+        self, obs: Tensor, memory: Tensor, positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states of some steps of each environment, (num_envs, steps, ...), and what their
+        layers took in, which later steps remember; `positions` are those of the memory."""
+        x, places, inputs = self.features(obs), self.place(positions), []
+        for layer, remembered in zip(self.layers, memory, strict=True):
+            inputs.append(x)
+            x = layer(x, remembered + places, visible)
+        return self.hidden(x), torch.stack(inputs)
+
+    def step(self, obs: Tensor, memory: Tensor, position: Tensor, greedy: bool = False) -> tuple:
+        """Actions, hidden states and what to remember of one step, with the steps before it."""
+        ages, now = torch.arange(self.length, 0, -1, device=obs.device), position.unsqueeze(1)
+        visible = (ages <= now).unsqueeze(1)  # as of `window`
+        hidden, inputs = self.attend(obs.unsqueeze(1), memory, now - ages, visible)
+        logits = self.actor(hidden[:, 0])
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        actions = torch.stack([x.argmax(-1) for x in logits.split(self.sizes, -1)], -1)
+        return actions.view(-1, *self.action_shape), hidden[:, 0], inputs[:, :, 0]
+
+    def initial_state(self, num_envs: int) -> tuple[Tensor, Tensor]:
+        shape = (len(self.layers), num_envs, self.length, self.critic.in_features)
+        position = torch.zeros(num_envs, dtype=torch.long, device=self.critic.weight.device)
+        return torch.zeros(shape, device=position.device), position
+
+    def act(self, obs: Tensor, state: tuple, first: Tensor, greedy: bool = True) -> tuple:
+        """Actions and the new state; `first` marks observations that an episode begins with."""
+        memory, position = state[0], state[1] * ~first
+        actions, _, inputs = self.step(obs, memory, position, greedy)
+        return actions, (torch.cat([memory[:, :, 1:], inputs.unsqueeze(2)], 2), position + 1)
+
+    def get_logprob_entropy_value(self, hidden: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        """An action of several parts has the sum of their log-probabilities and entropies."""
+        logprobs = [x.log_softmax(-1) for x in self.actor(hidden).split(self.sizes, -1)]
+        entropy = torch.stack([-(x.exp() * x).sum(-1) for x in logprobs]).sum(0)
+        parts = actions.reshape(*hidden.shape[:-1], -1).split(1, -1)
+        taken = [x.gather(-1, part) for x, part in zip(logprobs, parts, strict=True)]
+        return torch.cat(taken, -1).sum(-1), entropy, self.critic(hidden).squeeze(-1)
+
+
+def window(steps: Tensor, positions: Tensor, length: int) -> Tensor:
+    """Which rows of memory these steps of a rollout may look at, (num_envs, steps, rows).
+
+    A rollout stands in memory behind `length` older rows. A step sees that many rows before its own
+    if they belong to its episode; `positions` counts, for each row, its episode's rows before it.
+    """
+    rows = length + steps
+    ages = rows.unsqueeze(-1) - torch.arange(positions.shape[1], device=rows.device)
+    return (ages > 0) & (ages <= positions.gather(1, rows).clamp(max=length).unsqueeze(-1))
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+    """One gradient step; returns the losses and diagnostics of its minibatch, in log order.
+
+    Minibatches are (num_envs, some steps). All find their past in the memory of the whole rollout,
+    as the layers took it in then; no gradient goes there.
+    """
+    ent_coef, memory, positions, *batch = minibatch
+    obs, actions, logprobs, values, advantages, returns, real, steps = batch
+    visible = window(steps, positions, args.trxl_memory_length)
+    hidden, _ = agent.attend(obs, memory, positions, visible)
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = masked_mean(v_error, real)  # not half of it, as elsewhere
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - ent_coef * entropy + args.vf_coef * v_loss
+    r_loss = torch.zeros_like(loss)
+    if args.reconstruction_coef > 0:
+        drawn = agent.decoder(hidden.flatten(0, 1)).permute(0, 2, 3, 1).unflatten(0, real.shape)
+        error = F.binary_cross_entropy_with_logits(drawn, obs / 255, reduction="none")
+        r_loss = masked_mean(error.mean((2, 3, 4)), real)
+        loss = loss + args.reconstruction_coef * r_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    kept = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, r_loss]
+    return torch.stack(kept).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    known = isinstance(envs.single_action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+    require(known, f"--env-id {args.env_id}: actions must be Discrete or MultiDiscrete")
+
+    agent = Agent(envs, args).to(device)
+    require(agent.pictures or not args.reconstruction_coef, "--reconstruction-coef needs pictures")
+    lr = torch.tensor(args.init_lr, device=device)  # a tensor, as CUDA graphs need
+    ent_coef = torch.tensor(args.init_ent_coef, device=device)
+    optimizer = optim.AdamW(agent.parameters(), lr, fused=True, capturable=device.type == "cuda")
+
+    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    kind = torch.uint8 if agent.pictures else torch.float32
+    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, dtype=kind, device=device)
+    shape = (args.num_steps, args.num_envs, *agent.action_shape)
+    actions = torch.zeros(shape, dtype=torch.long, device=device)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
+    hidden = torch.zeros(args.num_steps + 1, args.num_envs, args.trxl_dim, device=device)
+    # What layers took in, and where in its episode: the end of the last rollout, then this one.
+    length = args.trxl_memory_length
+    places = (args.num_envs, length + args.num_steps)
+    memory = torch.zeros(args.trxl_num_layers, *places, args.trxl_dim, device=device)
+    positions = torch.zeros(places, dtype=torch.long, device=device)
+
+    sample = run.accelerate(torch.no_grad()(agent.step))
+    learn = run.accelerate(partial(update, agent, optimizer, args, ent_coef, memory, positions))
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            next_obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(args.num_envs, bool)
+            position = np.zeros(args.num_envs, int)  # with nothing before it to remember
+        remaining = max(0, 1 - iteration * args.batch_size / args.anneal_steps)
+        lr = optimizer.param_groups[0]["lr"]
+        lr.fill_(args.final_lr + remaining * (args.init_lr - args.final_lr))
+        ent_coef.fill_(args.final_ent_coef + remaining * (args.init_ent_coef - args.final_ent_coef))
+
+        # Collect. Each step looks back at `length` rows of memory and then becomes the next one.
+        memory[:, :, :length] = memory[:, :, -length:].clone()
+        positions[:, :length] = positions[:, -length:].clone()
+        episodes = []
+        for step in range(args.num_steps):
+            row = length + step
+            obs[step], positions[:, row] = torch.as_tensor(next_obs), torch.as_tensor(position)
+            seen = obs[step], memory[:, :, step:row], positions[:, row]
+            actions[step], hidden[step], memory[:, :, row] = sample(*seen)
+            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            position = np.where(ended, 0, position + 1)  # what a reset returns begins an episode
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            run.log_episodes(infos, global_step)
+            if "_episode" in infos:
+                episodes.append([infos["episode"][key][infos["_episode"]] for key in "rlt"])
+        obs[-1] = torch.as_tensor(next_obs)
+        now = torch.as_tensor(position, device=device)
+        _, hidden[-1], _ = sample(obs[-1], memory[:, :, -length:], now)
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        with torch.no_grad():
+            logprobs, _, _ = agent.get_logprob_entropy_value(hidden[:-1], actions)
+            values = agent.critic(hidden).squeeze(-1).cpu()  # gae is CPU work
+        advantages = gae(rewards, values, terminated, done, args)
+        returns = advantages + values[:-1]
+        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.transpose(0, 1).to(device) for x in rollout]
+        losses, every = [], torch.arange(args.num_envs, device=device).unsqueeze(1)
+        for _ in range(args.update_epochs):
+            shuffled = torch.rand(args.num_envs, args.num_steps, device=device).argsort(1)
+            for steps in shuffled.split(args.num_steps // args.num_minibatches, 1):
+                losses.append(learn(*(x[every, steps] for x in batch), steps))
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        means = torch.stack(losses).mean(0)
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, r_loss = means
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": lr,
+            "charts/entropy_coefficient": ent_coef,
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/reconstruction_loss": r_loss,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+            "episode/value_mean": masked_mean(values[:-1], real),
+            "episode/advantage_mean": masked_mean(advantages, real),
+        }
+        if episodes:  # of this rollout; none may have ended in it
+            tags = ("episode/r_mean", "episode/l_mean", "episode/t_mean")
+            metrics |= zip(tags, np.concatenate(episodes, 1).mean(1), strict=True)
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)
