@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from cleanrl_utils.errors import BadInput, missing_package, require
 
@@ -44,7 +45,55 @@ def make_pool(task: str, **settings: Any) -> Any:
         near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.6)
         hint = f"; nearest names: {', '.join(near)}" if near else ""
         raise BadInput(f"--env-id: EnvPool has no {task}{hint}")
-    return envpool.make(task, env_type="gymnasium", **settings)
+    try:
+        return envpool.make(task, env_type="gymnasium", **settings)
+    except ImportError as error:  # of a game that needs more than EnvPool itself
+        if "Qt" not in str(error):
+            raise
+        packages = "apt-get install --no-install-recommends libqt5gui5 libqt5core5a"
+        raise BadInput(
+            f"--env-id {task} needs two libraries of Qt; on Debian: {packages}"
+        ) from None
+
+
+class OneOfPool(gym.Env):
+    """A single one of EnvPool's environments, for what wants Gymnasium's: evaluation and video."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
+
+    def __init__(self, task: str, render_mode: str | None = None):
+        self.task, self.render_mode = task, render_mode
+        self.settings: dict[str, Any] = {"num_envs": 1, "num_threads": 1}
+        if render_mode is not None:
+            self.settings |= {"render_mode": render_mode, "render_width": 256, "render_height": 256}
+        self.pool = make_pool(task, **self.settings)
+        self.observation_space = self.pool.single_observation_space
+        self.action_space = self.pool.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:  # EnvPool takes it only where it makes an environment
+            self.pool.close()
+            self.pool = make_pool(self.task, seed=seed % 2**31, **self.settings)
+        obs, _ = self.pool.reset()
+        return obs[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = self.pool.step(np.array([action]))
+        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> Any:
+        return self.pool.render()[0]
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def make_one_of_pool(task: str, video_folder: str | Path | None = None) -> gym.Env:
+    """As `make`, for what only EnvPool has."""
+    if video_folder is None:
+        return OneOfPool(task)
+    return record_video(OneOfPool(task, render_mode="rgb_array"), Path(video_folder))
 
 
 def record_video(env: gym.Env, folder: Path) -> gym.Env:

@@ -1,0 +1,416 @@
+"""Phasic Policy Gradient (PPG) for Procgen, games whose levels are new each time.
+
+    python cleanrl/ppg_procgen.py --env-id starpilot
+
+Paper: https://arxiv.org/abs/2009.04416. Every detail with its reason: docs/rl-algorithms/ppg.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.envs import make_one_of_pool, make_pool
+from cleanrl_utils.graphs import to_device
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "starpilot"
+    """game of Procgen, in its easy distribution; or EnvPool's own id, as StarpilotHard-v0"""
+    total_timesteps: int = 25_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 5e-4
+    """learning rate of Adam"""
+    num_envs: int = 64
+    """environments stepped side by side"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    num_steps: int = 256
+    """steps of each environment between two updates"""
+    anneal_lr: bool = False
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.999
+    """discount factor, also of the returns that rewards are scaled by"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 8
+    """minibatches an epoch is cut into"""
+    adv_norm_fullbatch: bool = True
+    """normalise the advantages, over the whole rollout"""
+    clip_coef: float = 0.2
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+    n_iteration: int = 32
+    """rollouts, each followed by an update of the policy, in a phase"""
+    e_policy: int = 1
+    """times such an update goes over its rollout for the policy"""
+    v_value: int = 1
+    """times it goes over its rollout for the value function"""
+    e_auxiliary: int = 6
+    """times a phase's end goes over all of its rollouts"""
+    beta_clone: float = 1.0
+    """weight, there, of the KL divergence from the policy that the phase arrived at"""
+    num_aux_rollouts: int = 4
+    """rollouts of single environments, there, that one backward pass takes: lower, less memory"""
+    n_aux_grad_accum: int = 1
+    """backward passes that one gradient step, there, adds up"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_phases = self.total_timesteps // (self.batch_size * max(self.n_iteration, 1))
+        self.num_iterations = self.num_phases * self.n_iteration
+        self.num_rollouts = self.num_envs * self.n_iteration  # of single environments, in a phase
+        self.aux_minibatch_size = self.num_aux_rollouts * self.n_aux_grad_accum
+        for name in ("n_iteration", "e_policy", "v_value", "e_auxiliary", "n_aux_grad_accum"):
+            count = getattr(self, name)
+            require(count >= 1, f"--{name.replace('_', '-')} must be at least 1, got {count}")
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        phase = f"a phase of --n-iteration {self.n_iteration} times {batch}"
+        require(self.num_phases > 0, f"--total-timesteps must be at least {phase}")
+        rollouts = f"a phase's --num-envs x --n-iteration = {self.num_rollouts} rollouts"
+        divides = self.num_rollouts % self.aux_minibatch_size == 0
+        require(divides, f"--num-aux-rollouts x --n-aux-grad-accum must divide {rollouts}")
+
+
+# same as ppo_procgen.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment for evaluation; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        folder = f"videos/{run_name}" if capture_video and idx == 0 else None
+        env = gym.wrappers.RecordEpisodeStatistics(make_one_of_pool(task_of(env_id), folder))
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo_procgen.py
+def task_of(env_id: str) -> str:
+    """EnvPool's name: starpilot is StarpilotEasy-v0."""
+    return env_id if "-v" in env_id else f"{env_id.capitalize()}Easy-v0"
+
+
+# same as ppo_procgen.py
+def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    envs = make_pool(task_of(args.env_id), num_envs=args.num_envs, seed=seed)
+    pictures = len(envs.single_observation_space.shape or ()) == 3
+    discrete = isinstance(envs.single_action_space, gym.spaces.Discrete)
+    require(pictures and discrete, f"--env-id {args.env_id} has no pictures or discrete actions")
+    return envs
+
+
+# same as ppo_continuous_action.py
+class RunningStats(nn.Module):
+    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        self.count += len(x)
+        weight = len(x) / self.count
+        var, mean = torch.var_mean(x, 0, correction=0)
+        delta = mean - self.mean
+        self.mean += weight * delta
+        var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+
+
+# same as ppo_procgen.py
+class Residual(nn.Module):
+    """What two convolutions add to their input."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        convs = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.layers = nn.Sequential(nn.ReLU(), convs[0], nn.ReLU(), convs[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+# same as ppo_procgen.py
+def impala(channels: int, height: int, width: int) -> nn.Sequential:
+    """The larger network of IMPALA's paper, https://arxiv.org/abs/1802.01561, without memory."""
+    layers: list[nn.Module] = []
+    for outputs in (16, 32, 32):
+        conv = nn.Conv2d(channels, outputs, 3, padding=1)
+        pool = nn.MaxPool2d(3, stride=2, padding=1)  # halves, and rounds up
+        layers += [conv, pool, Residual(outputs), Residual(outputs)]
+        channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+    last = nn.Linear(channels * height * width, 256)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
+
+
+def normed(layer: nn.Conv2d | nn.Linear, scale: float) -> nn.Module:
+    """Rescale the weights of each output to this norm; no bias."""
+    flat = layer.weight.data.flatten(1)
+    flat *= scale / flat.norm(dim=1, keepdim=True)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Actor, critic and auxiliary critic, three heads on one residual network.
+
+    The critic only looks on: its gradient ends at the features. The auxiliary critic's does not;
+    it is there to put into the features what values need, and never asked for a value.
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.network = impala(*envs.single_observation_space.shape)
+        for layer in self.network:
+            if isinstance(layer, nn.Conv2d):
+                normed(layer, 1.0)
+            elif isinstance(layer, nn.Linear):
+                normed(layer, 1.4)
+            elif isinstance(layer, Residual):  # six of them, each to add 1 / sqrt(6) by two layers
+                for conv in layer.layers[1::2]:
+                    normed(conv, 6**-0.25)
+        self.actor = normed(nn.Linear(256, envs.single_action_space.n), 0.1)
+        self.critic = normed(nn.Linear(256, 1), 0.1)
+        self.aux_critic = normed(nn.Linear(256, 1), 0.1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
+        """Log-probabilities of all actions, the value, and the auxiliary critic's opinion of it."""
+        pixels = obs.to(memory_format=torch.channels_last) / 255  # in this order faster
+        features = self.network(pixels)
+        value, aux_value = self.critic(features.detach()), self.aux_critic(features)
+        return self.actor(features).log_softmax(-1), value.squeeze(-1), aux_value.squeeze(-1)
+
+    # same as ppo_procgen.py
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self.act_and_tell(obs, greedy)[0]
+
+    # same as ppo_procgen.py
+    def act_and_tell(self, obs: Tensor, greedy: bool = False) -> tuple[Tensor, ...]:
+        """Actions, their log-probabilities and the values: all that a rollout has to know."""
+        logprobs, value, *_ = self(obs)
+        scores = logprobs
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            scores = logprobs - torch.empty_like(logprobs).exponential_().log()
+        actions = scores.argmax(-1)
+        return actions, logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), value
+
+    # same as ppo_procgen.py
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self(obs)[1]
+
+    # same as ppo_procgen.py
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        logprobs, value, *_ = self(obs)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy, value
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+def update(
+    agent: Agent, optimizer: optim.Optimizer, args: Args, policy: bool, value: bool, *batch: Tensor
+) -> Tensor:
+    """One gradient step for policy, value or both; returns losses and diagnostics in log order."""
+    obs, actions, logprobs, values, advantages, returns, real = batch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    # They share no parameter. What is left out gets no gradient at all, so Adam leaves it alone.
+    losses = [pg_loss - args.ent_coef * entropy] * policy + [args.vf_coef * v_loss] * value
+    optimizer.zero_grad()
+    torch.stack(losses).sum().backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+
+
+def aux_update(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
+    """One gradient step on whole rollouts, (n, num_steps); returns its losses in log order."""
+    steps = batch[-1].sum().clamp(min=1)
+    optimizer.zero_grad()
+    losses = []
+    for part in zip(*(x.split(args.num_aux_rollouts) for x in batch), strict=True):
+        obs, old_logprobs, returns, real = (x.flatten(0, 1) for x in part)
+        logprobs, value, aux_value = agent(obs)
+        kl = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1)  # KL(old || new)
+        errors = [0.5 * (x - returns).square() for x in (aux_value, value)]
+        kl_loss, aux_v_loss, v_loss = (torch.stack([kl, *errors]) * real).sum(1) / steps
+        (args.beta_clone * kl_loss + aux_v_loss + v_loss).backward()
+        losses.append(torch.stack([kl_loss, aux_v_loss, v_loss]).detach())
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    return torch.stack(losses).sum(0)
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.env_seed)
+
+    agent = Agent(envs).to(device)
+    adam = dict(fused=True, capturable=device.type == "cuda")
+    rate = partial(torch.tensor, args.learning_rate, device=device)  # tensors, as CUDA graphs need
+    optimizer = optim.Adam(agent.parameters(), rate(), **adam)
+    aux_optimizer = optim.Adam(agent.parameters(), rate(), **adam)  # other losses, other moments
+    return_stats = RunningStats()
+    sample = run.accelerate(torch.no_grad()(agent.act_and_tell))
+    kinds = [(True, True), (True, False), (False, True)]  # for the policy, for the value function
+    learn = {kind: run.accelerate(partial(update, agent, optimizer, args, *kind)) for kind in kinds}
+    learn_aux = run.accelerate(partial(aux_update, agent, aux_optimizer, args))
+
+    # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.
+    shape = (args.num_steps, args.num_envs)
+    pictures = (*shape, *envs.single_observation_space.shape)
+    obs = torch.zeros(pictures, dtype=torch.uint8, device=device)
+    actions = torch.zeros(shape, dtype=torch.long, device=device)
+    logprobs = torch.zeros(shape, device=device)
+    values = torch.zeros(args.num_steps + 1, args.num_envs, device=device)
+    record = np.zeros((4, *shape), np.float32)
+
+    # One phase, (num_rollouts, num_steps). Its pictures are many: they stay bytes and on the CPU.
+    phase_shape = (args.num_rollouts, args.num_steps)
+    phase_obs = np.zeros((*phase_shape, *pictures[2:]), np.uint8)
+    phase_returns, phase_real = torch.zeros(2, *phase_shape, device=device)
+
+    state = dict(agent=agent, optimizer=optimizer, aux_optimizer=aux_optimizer)
+    start = run.resume(args.num_phases, **state, returns=return_stats)
+    for iteration in range(start * args.n_iteration, args.num_iterations):
+        phase, number = divmod(iteration, args.n_iteration)
+        if number == 0 and run.boundary(phase):  # between phases: none has to be saved half-done
+            envs.close()
+            envs = make_envs(args, run.env_seed)
+            next_obs, _ = envs.reset()
+            ended = np.zeros(args.num_envs, bool)
+            scores = np.zeros(args.num_envs)
+            discounted = np.zeros_like(record[0])  # returns of the open episodes so far
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            for group in optimizer.param_groups + aux_optimizer.param_groups:
+                group["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. Log-probabilities and values come with the actions: the network is large.
+        rows = slice(number * args.num_envs, (number + 1) * args.num_envs)
+        for step in range(args.num_steps):
+            phase_obs[rows, step] = next_obs
+            obs[step] = to_device(next_obs, device)
+            actions[step], logprobs[step], values[step] = sample(obs[step])
+            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            scores += reward
+            for i in np.flatnonzero(ended):
+                run.log_episode(scores[i], infos["elapsed_step"][i], global_step)
+                scores[i] = 0
+        with torch.no_grad():
+            values[-1] = agent.get_value(to_device(next_obs, device))
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        return_stats.update(torch.as_tensor(discounted)[real > 0])
+        rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
+        old_values = values.cpu()  # small and sequential: advantages are CPU work
+        advantages = gae(rewards, old_values, terminated, done, args)
+        returns = advantages + old_values[:-1]
+        phase_returns[rows], phase_real[rows] = returns.T.to(device), real.T.to(device)
+        if args.adv_norm_fullbatch:
+            kept = advantages[real > 0]
+            advantages = (advantages - kept.mean()) / (kept.std() + 1e-8)
+        rollout = (obs, actions, logprobs, old_values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses = []
+        for epoch in range(max(args.e_policy, args.v_value)):
+            learn_now = learn[epoch < args.e_policy, epoch < args.v_value]
+            shuffled = torch.randperm(args.batch_size, device=device)
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn_now(*minibatch) for minibatch in minibatches]
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        residual = (returns - old_values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        if number == args.n_iteration - 1:  # learn the phase's values anew, keep its policy
+            parts = np.split(phase_obs, args.num_rollouts // args.num_aux_rollouts)
+            with torch.no_grad():
+                old = [agent(to_device(x, device).flatten(0, 1))[0] for x in parts]
+            old_logprobs = torch.cat(old).unflatten(0, phase_shape)
+            aux_losses = []
+            for _ in range(args.e_auxiliary):
+                for chosen in torch.randperm(args.num_rollouts).split(args.aux_minibatch_size):
+                    rest = [x[chosen.to(device)] for x in (old_logprobs, phase_returns, phase_real)]
+                    minibatch = to_device(phase_obs[chosen.numpy()], device), *rest
+                    aux_losses.append(learn_aux(*minibatch))
+            kl_loss, aux_v_loss, real_v_loss = torch.stack(aux_losses).mean(0)
+            metrics["losses/aux/kl_loss"] = kl_loss
+            metrics["losses/aux/aux_value_loss"] = aux_v_loss
+            metrics["losses/aux/real_value_loss"] = real_v_loss
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)

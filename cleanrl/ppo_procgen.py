@@ -1,0 +1,323 @@
+"""Proximal Policy Optimization (PPO) for Procgen, games whose levels are new each time.
+
+    python cleanrl/ppo_procgen.py --env-id starpilot
+
+Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.envs import make_one_of_pool, make_pool
+from cleanrl_utils.graphs import to_device
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "starpilot"
+    """game of Procgen, in its easy distribution; or EnvPool's own id, as StarpilotHard-v0"""
+    total_timesteps: int = 25_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 5e-4
+    """learning rate of Adam"""
+    num_envs: int = 64
+    """environments stepped side by side"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    num_steps: int = 256
+    """steps of each environment between two updates"""
+    anneal_lr: bool = False
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.999
+    """discount factor, also of the returns that rewards are scaled by"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 8
+    """minibatches an epoch is cut into"""
+    update_epochs: int = 3
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.2
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment for evaluation; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        folder = f"videos/{run_name}" if capture_video and idx == 0 else None
+        env = gym.wrappers.RecordEpisodeStatistics(make_one_of_pool(task_of(env_id), folder))
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def task_of(env_id: str) -> str:
+    """EnvPool's name: starpilot is StarpilotEasy-v0."""
+    return env_id if "-v" in env_id else f"{env_id.capitalize()}Easy-v0"
+
+
+def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    envs = make_pool(task_of(args.env_id), num_envs=args.num_envs, seed=seed)
+    pictures = len(envs.single_observation_space.shape or ()) == 3
+    discrete = isinstance(envs.single_action_space, gym.spaces.Discrete)
+    require(pictures and discrete, f"--env-id {args.env_id} has no pictures or discrete actions")
+    return envs
+
+
+# same as ppo.py
+def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+# same as ppo_continuous_action.py
+class RunningStats(nn.Module):
+    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        self.count += len(x)
+        weight = len(x) / self.count
+        var, mean = torch.var_mean(x, 0, correction=0)
+        delta = mean - self.mean
+        self.mean += weight * delta
+        var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+
+
+class Residual(nn.Module):
+    """What two convolutions add to their input."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        convs = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.layers = nn.Sequential(nn.ReLU(), convs[0], nn.ReLU(), convs[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+def impala(channels: int, height: int, width: int) -> nn.Sequential:
+    """The larger network of IMPALA's paper, https://arxiv.org/abs/1802.01561, without memory."""
+    layers: list[nn.Module] = []
+    for outputs in (16, 32, 32):
+        conv = nn.Conv2d(channels, outputs, 3, padding=1)
+        pool = nn.MaxPool2d(3, stride=2, padding=1)  # halves, and rounds up
+        layers += [conv, pool, Residual(outputs), Residual(outputs)]
+        channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+    last = nn.Linear(channels * height * width, 256)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
+
+
+class Agent(nn.Module):
+    """Actor and critic, two heads on one residual network."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.network = impala(*envs.single_observation_space.shape)
+        self.critic = layer_init(nn.Linear(256, 1), std=1.0)
+        # near-equal probabilities at first: explore before having opinions
+        self.actor = layer_init(nn.Linear(256, envs.single_action_space.n), std=0.01)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
+        """Log-probabilities of all actions, and the value; of bytes, (n, 3, 64, 64)."""
+        pixels = obs.to(memory_format=torch.channels_last) / 255  # in this order faster
+        features = self.network(pixels)
+        return self.actor(features).log_softmax(-1), self.critic(features).squeeze(-1)
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self.act_and_tell(obs, greedy)[0]
+
+    def act_and_tell(self, obs: Tensor, greedy: bool = False) -> tuple[Tensor, ...]:
+        """Actions, their log-probabilities and the values: all that a rollout has to know."""
+        logprobs, value, *_ = self(obs)
+        scores = logprobs
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            scores = logprobs - torch.empty_like(logprobs).exponential_().log()
+        actions = scores.argmax(-1)
+        return actions, logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), value
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self(obs)[1]
+
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        logprobs, value, *_ = self(obs)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy, value
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+# same as ppo.py
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+    obs, actions, logprobs, values, advantages, returns, real = minibatch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.env_seed)
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    return_stats = RunningStats()
+    sample = run.accelerate(torch.no_grad()(agent.act_and_tell))
+    learn = run.accelerate(partial(update, agent, optimizer, args))
+
+    # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.
+    shape = (args.num_steps, args.num_envs)
+    pictures = (*shape, *envs.single_observation_space.shape)
+    obs = torch.zeros(pictures, dtype=torch.uint8, device=device)
+    actions = torch.zeros(shape, dtype=torch.long, device=device)
+    logprobs = torch.zeros(shape, device=device)
+    values = torch.zeros(args.num_steps + 1, args.num_envs, device=device)
+    record = np.zeros((4, *shape), np.float32)
+
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, returns=return_stats)
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.env_seed)
+            next_obs, _ = envs.reset()
+            ended = np.zeros(args.num_envs, bool)
+            scores = np.zeros(args.num_envs)
+            discounted = np.zeros_like(record[0])  # returns of the open episodes so far
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. Log-probabilities and values come with the actions: the network is large.
+        for step in range(args.num_steps):
+            obs[step] = to_device(next_obs, device)
+            actions[step], logprobs[step], values[step] = sample(obs[step])
+            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            scores += reward
+            for i in np.flatnonzero(ended):
+                run.log_episode(scores[i], infos["elapsed_step"][i], global_step)
+                scores[i] = 0
+        with torch.no_grad():
+            values[-1] = agent.get_value(to_device(next_obs, device))
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        return_stats.update(torch.as_tensor(discounted)[real > 0])
+        rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
+        old_values = values.cpu()  # small and sequential: advantages are CPU work
+        advantages = gae(rewards, old_values, terminated, done, args)
+        returns = advantages + old_values[:-1]
+        rollout = (obs, actions, logprobs, old_values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.batch_size, device=device)
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn(*minibatch) for minibatch in minibatches]
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        residual = (returns - old_values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)
