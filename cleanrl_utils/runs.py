@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ class Runs(Run):
     """See the module's docstring."""
 
     def __init__(self, args: Any, make_env: Callable | None = None):
-        if args.num_envs < MANY_ENVS:  # XLA reads it when it starts
-            os.environ.setdefault("NPROC", "1")
+        accelerated = args.cuda and entry_points(group="jax_plugins")  # it compiles with threads
+        if args.num_envs < MANY_ENVS and not accelerated:
+            os.environ.setdefault("NPROC", "1")  # XLA reads it when it starts
         with contextlib.suppress(RuntimeError):  # too late in a process that has used JAX before
             jax.config.update("jax_num_cpu_devices", share(args.num_seeds, os.cpu_count() or 1))
         changes = [{"seed": args.seed + i, "num_seeds": 1} for i in range(1, args.num_seeds)]
