@@ -24,6 +24,8 @@ RELATIVES = {
     "td3_continuous_action": "ddpg_continuous_action",
     "sac_continuous_action": "td3_continuous_action",
     "sac_atari": "dqn_atari",
+    "ppo_rnd_envpool": "ppo_atari_envpool",
+    "ppo_pettingzoo_ma_atari": "ppo_atari",
 }
 # All that the original has; what of it is missing here, the overview says.
 NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
@@ -131,7 +133,7 @@ class Script:
 
     @property
     def pictures(self) -> bool:
-        return any(word in self.name for word in ("atari", "procgen"))
+        return any(word in self.name for word in ("atari", "envpool", "procgen"))
 
     @property
     def spaces(self) -> str:

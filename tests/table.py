@@ -191,6 +191,16 @@ SCRIPTS = [
         tags=[*PPO_TAGS, "charts/avg_episodic_return"],
         needs=["ale_py", "cv2", "envpool"],
     ),
+    Script(
+        name="ppo_rnd_envpool",
+        env_id="Breakout-v5",
+        quick=f"{ATARI_QUICK} --num-envs 2 --num-iterations-obs-norm-init 1",
+        tags=[
+            *(*PPO_TAGS, "charts/avg_episodic_return"),
+            *("charts/episode_curiosity_reward", "losses/fwd_loss"),
+        ],
+        needs=["ale_py", "cv2", "envpool"],
+    ),
     *(
         Script(
             name=name,

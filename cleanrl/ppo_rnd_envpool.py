@@ -1,0 +1,401 @@
+"""Random Network Distillation (RND): PPO that is curious, for games whose rewards are far away.
+
+    python cleanrl/ppo_rnd_envpool.py --env-id MontezumaRevenge-v5
+
+Paper: https://arxiv.org/abs/1810.12894. Every detail with its reason: docs/rl-algorithms/ppo-rnd.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.envs import make, make_pool
+from cleanrl_utils.graphs import to_device
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be learnt by heart
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "MontezumaRevenge-v5"
+    """id of the game; MontezumaRevengeNoFrameskip-v4 is another name for EnvPool's"""
+    total_timesteps: int = 2_000_000_000
+    """environment steps of the whole training"""
+    learning_rate: float = 1e-4
+    """learning rate of Adam"""
+    num_envs: int = 128
+    """environments stepped side by side"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    num_steps: int = 128
+    """steps of each environment between two updates"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.999
+    """discount factor of the game's rewards"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches an epoch is cut into"""
+    update_epochs: int = 4
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.1
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.001
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+    update_proportion: float = 0.25
+    """share of a minibatch that the predictor learns from"""
+    int_coef: float = 1.0
+    """weight of the advantage of curiosity"""
+    ext_coef: float = 2.0
+    """weight of the advantage of the game's rewards"""
+    int_gamma: float = 0.99
+    """discount factor of curiosity"""
+    num_iterations_obs_norm_init: int = 50
+    """rollouts of random actions that the statistics of frames begin with"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
+
+    def thunk() -> gym.Env:
+        game = f"ALE/{name_of_game(env_id)}-v5"
+        rules = {"frameskip": 1, "obs_type": "grayscale", "repeat_action_probability": STICKY}
+        env = make(game, f"videos/{run_name}" if capture_video and idx == 0 else None, **rules)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        env = atari.NoopReset(env, noop_max=30)
+        env = atari.MaxAndSkip(env, skip=4)
+        env = atari.EpisodicLife(env)
+        if "FIRE" in env.unwrapped.get_action_meanings():
+            env = atari.FireReset(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def name_of_game(env_id: str) -> str:
+    return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
+
+
+def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
+
+    A lost life is such an end; the step after it goes on with the game.
+    """
+    game = f"{name_of_game(args.env_id)}-v5"
+    learner = {"episodic_life": True, "reward_clip": True}  # infos hold the true game
+    sticky = {"repeat_action_probability": STICKY}
+    return make_pool(game, num_envs=args.num_envs, seed=seed, **learner, **sticky)
+
+
+# same as ppo_atari.py
+def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+# same as ppo_continuous_action.py
+class RunningStats(nn.Module):
+    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("std", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        self.count += len(x)
+        weight = len(x) / self.count
+        var, mean = torch.var_mean(x, 0, correction=0)
+        delta = mean - self.mean
+        self.mean += weight * delta
+        var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+
+
+def convolutions(frames: int, activation: type[nn.Module]) -> list[nn.Module]:
+    """Those of DQN's Nature paper: 3,136 features."""
+    return [
+        *(layer_init(nn.Conv2d(frames, 32, 8, stride=4)), activation()),
+        *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), activation()),
+        *(layer_init(nn.Conv2d(64, 64, 3)), activation(), nn.Flatten()),
+    ]
+
+
+class Critic(nn.Module):
+    """Two values of each observation: of the game's rewards, and of curiosity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Sequential(layer_init(nn.Linear(448, 448), std=0.1), nn.ReLU())
+        self.output = layer_init(nn.Linear(448, 2), std=0.01)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.output(features + self.extra(features))
+
+
+class Agent(nn.Module):
+    """Actor and critic on one network; and two networks whose difference is curiosity.
+
+    The target says something random about each frame. The predictor learns what it says, but can
+    only know it of frames like those it has seen: its error is how new a frame is.
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.network = nn.Sequential(
+            *convolutions(4, nn.ReLU),
+            *(layer_init(nn.Linear(64 * 7 * 7, 256)), nn.ReLU()),
+            *(layer_init(nn.Linear(256, 448)), nn.ReLU()),
+        )
+        self.critic = Critic()
+        # near-equal probabilities at first: explore before having opinions
+        output = layer_init(nn.Linear(448, envs.single_action_space.n), std=0.01)
+        self.actor = nn.Sequential(layer_init(nn.Linear(448, 448), std=0.01), nn.ReLU(), output)
+
+        self.target = nn.Sequential(
+            *(*convolutions(1, nn.LeakyReLU), layer_init(nn.Linear(64 * 7 * 7, 512))),
+        ).requires_grad_(False)
+        self.predictor = nn.Sequential(
+            *convolutions(1, nn.LeakyReLU),
+            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
+            *(layer_init(nn.Linear(512, 512)), nn.ReLU(), layer_init(nn.Linear(512, 512))),
+        )
+        self.frame_stats, self.curiosity_stats = RunningStats(84, 84), RunningStats()
+
+    # same as ppo_atari.py
+    def features(self, obs: Tensor) -> Tensor:
+        """Of bytes, (..., 4, 84, 84)."""
+        pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
+        return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
+
+    # same as ppo_atari.py
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        logits = self.actor(self.features(obs))
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+    # same as ppo_atari.py
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self.critic(self.features(obs)).squeeze(-1)
+
+    # same as ppo_atari.py
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        features = self.features(obs)
+        logprobs = self.actor(features).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return logprob, entropy, self.critic(features).squeeze(-1)
+
+    def prediction_error(self, frames: Tensor) -> Tensor:
+        """Squared, in each of 512 features of single frames of bytes, (..., 84, 84)."""
+        normalised = (frames - self.frame_stats.mean) / self.frame_stats.std
+        pixels = normalised.clamp(-5, 5).flatten(0, -3).unsqueeze(1)
+        error = (self.predictor(pixels) - self.target(pixels)).square()
+        return error.unflatten(0, frames.shape[:-2])
+
+
+def discounted_sums(rewards: Tensor, before: Tensor, gamma: float) -> Tensor:
+    """Of each environment's rewards so far: as large as returns, without knowing the future."""
+    sums, last = torch.empty_like(rewards), before
+    for t in range(len(rewards)):
+        sums[t] = last = rewards[t] + gamma * last
+    return sums
+
+
+def gae(
+    rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, gamma: Tensor, args: Args
+) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs, 2), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+    obs, frames, actions, logprobs, values, advantages, returns, real = minibatch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    # Curiosity never ends: in its world a reset, too, is a step to somewhere, which has a value.
+    v_loss = 0.5 * (masked_mean(v_error[:, 0], real) + v_error[:, 1].mean())
+    entropy = masked_mean(entropy, real)
+    chosen = (torch.rand_like(real) < args.update_proportion).float()
+    fwd_loss = masked_mean(agent.prediction_error(frames).mean(-1), chosen)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss + fwd_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    diagnostics = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, fwd_loss]
+    return torch.stack(diagnostics).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.env_seed)
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    learn = run.accelerate(partial(update, agent, optimizer, args))
+
+    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    shape = (args.num_steps + 1, args.num_envs, *envs.single_observation_space.shape)
+    obs = torch.zeros(shape, dtype=torch.uint8, device=device)
+    actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
+    # Two streams of rewards, the game's and curiosity: only one of them has ends.
+    gamma, episodic = torch.tensor([args.gamma, args.int_gamma]), torch.tensor([1.0, 0.0])
+    coefs = torch.tensor([args.ext_coef, args.int_coef])
+    felt = torch.zeros(args.num_envs)  # discounted sums of curiosity so far
+
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, felt=felt)
+    if start == 0:  # random steps show what frames look like
+        envs.reset()
+        for _ in range(args.num_iterations_obs_norm_init):
+            for step in range(args.num_steps):
+                action = np.random.randint(envs.single_action_space.n, size=args.num_envs)
+                obs[step] = to_device(envs.step(action)[0], device)
+            agent.frame_stats.update(obs[:-1, :, -1].flatten(0, 1).float())
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.env_seed)
+            next_obs, _ = envs.reset()
+            ended = np.zeros(args.num_envs, bool)
+            scores = np.zeros(args.num_envs)
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        games = []  # that ended: at which step of the run, and where in the rollout
+        for step in range(args.num_steps):
+            obs[step] = to_device(next_obs, device)
+            actions[step] = sample(obs[step])
+            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            scores += infos["reward"]
+            for i in np.flatnonzero(infos["terminated"] | trunc):  # the game is over, or its time
+                run.log_episode(scores[i], infos["elapsed_step"][i], global_step, average=20)
+                scores[i] = 0
+                games.append((global_step, step, i))
+        obs[-1] = to_device(next_obs, device)
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        frames = obs[1:, :, -1]  # the newest of what each action led to
+        with torch.no_grad():
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
+            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
+            curiosity = agent.prediction_error(frames).sum(-1).cpu() / 2
+        at_end = [curiosity[step, i].item() for _, step, i in games]
+        run.log_column("charts/episode_curiosity_reward", [game[0] for game in games], at_end)
+        sums = discounted_sums(curiosity, felt, args.int_gamma)
+        felt.copy_(sums[-1])
+        agent.curiosity_stats.update(sums.flatten().to(device))
+        agent.frame_stats.update(frames.flatten(0, 1).float())
+        rewards = torch.stack([rewards, curiosity / agent.curiosity_stats.std.cpu()], -1)
+        terminated, done = (x.unsqueeze(-1) * episodic for x in (terminated, done))
+        advantages = gae(rewards, values, terminated, done, gamma, args)
+        returns = advantages + values[:-1]
+        advantages = advantages @ coefs
+        rollout = (obs[:-1], frames, actions, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.batch_size, device=device)
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn(*minibatch) for minibatch in minibatches]
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        means = torch.stack(losses).mean(0)
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, fwd_loss = means
+        returns, values = returns[..., 0], values[..., 0]  # of the game
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/fwd_loss": fwd_loss,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)
