@@ -164,10 +164,14 @@ def register_memory_gym() -> None:
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
-        import memory_gym  # noqa: F401
+        import memory_gym
     except ImportError:
         hint = "make install-memory_gym, or as requirements/requirements-memory_gym.txt says"
         raise BadInput(f"memory-gym is not installed: {hint}") from None
+    for cls in vars(memory_gym).values():
+        if isinstance(cls, type):
+            # theirs would quit pygame, for all other environments as well
+            cls.close = gym.Env.close  # type: ignore[attr-defined]
 
 
 def explain(env_id: str, error: Exception) -> str:

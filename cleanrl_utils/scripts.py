@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TAG = re.compile(r"^(charts|losses|eval)/[\w-]+$")
+TAG = re.compile(r"^(charts|episode|losses|eval)(/[\w-]+){1,2}$")
 ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
 ALWAYS += ["eval/episodic_return", "eval/mean_return", "eval/std_return"]
 # A variant is compared with the script that its name continues, these with another one.
 RELATIVES = {
     "rpo_continuous_action": "ppo_continuous_action",
+    "ppo_trxl": "ppo_atari_lstm",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
     "td3_continuous_action": "ddpg_continuous_action",
@@ -43,7 +44,7 @@ FAMILIES = {  # what a script's imports and names say about its environments
     "gymnax": "gymnax",
     "procgen": "Procgen",
     "pettingzoo": "PettingZoo",
-    "memory_gym": "Memory Gym",
+    "trxl": "Memory Gym",
     "atari": "Atari",
 }
 
@@ -133,7 +134,7 @@ class Script:
 
     @property
     def pictures(self) -> bool:
-        return any(word in self.name for word in ("atari", "envpool", "procgen"))
+        return any(word in self.name for word in ("atari", "envpool", "procgen", "trxl"))
 
     @property
     def spaces(self) -> str:
@@ -161,7 +162,7 @@ class Script:
             "processes": "async_envs" in has,
             "several GPUs": "distributed" in self.source,
             "compiled steps": self.jax and "RunsArgs" not in has,
-            "memory": "nn.LSTM" in self.source,
+            "memory": "def initial_state(" in self.source,
         }
         return ", ".join(name for name, there in features.items() if there)
 

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import inspect
 import io
+import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -159,10 +160,14 @@ def as_integer(text: str) -> str:
 
 
 def first_message(box: str) -> str:
-    """The one sentence that matters in tyro's box."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()]
-    lines = [line for line in lines if line]
-    return lines[1] if len(lines) > 1 else "the command line could not be read; see --help"
+    """The one sentence that matters in tyro's box: from below its title to the next rule."""
+    lines = [line.strip("│╭╮╰╯─- ") for line in box.splitlines()]  # of a rule nothing is left
+    while lines and not lines.pop(0):
+        pass  # up to the title
+    while lines and not lines[0]:
+        lines.pop(0)
+    text = " ".join(itertools.takewhile(bool, lines))
+    return text or "the command line could not be read; see --help"
 
 
 def check_numbers(args: RunArgs) -> None:

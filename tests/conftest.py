@@ -35,7 +35,7 @@ class Finished:
         """(step, tag, value) of metrics.csv, without the values that are times."""
         with open(self.folder / "metrics.csv") as file:
             rows = [(int(r["step"]), r["tag"], float(r["value"])) for r in csv.DictReader(file)]
-        return [row for row in rows if not row[1].startswith("charts/SPS")]
+        return [row for row in rows if not row[1].startswith(("charts/SPS", "episode/t_mean"))]
 
     def model(self) -> bytes:
         (path,) = self.folder.glob("*.cleanrl_model")

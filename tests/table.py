@@ -100,6 +100,13 @@ def lstm_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     return torch_call(value, obs)
 
 
+def trxl_of(variables: dict[str, Any], obs: np.ndarray, what: Callable) -> np.ndarray:
+    """`what` of the actions and hidden states of first observations."""
+    agent = variables["agent"]
+    step = lambda obs: agent.step(obs, *agent.initial_state(len(obs)), greedy=True)[:2]  # noqa: E731
+    return torch_call(lambda obs: what(agent, *step(obs)), obs)
+
+
 DDPG_TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
 DDPG_TAGS += ["losses/qf1_values", "losses/qf1_loss", "losses/actor_loss"]
 TD3_TAGS = [*DDPG_TAGS, "losses/qf2_values", "losses/qf2_loss", "losses/qf_loss"]
@@ -222,6 +229,22 @@ SCRIPTS = [
         values=lambda g, obs: torch_call(g["agent"].get_value, obs),
         acts=lambda g, obs: torch_call(g["agent"].act, obs),
         needs=["ale_py", "cv2"],
+    ),
+    Script(
+        name="ppo_trxl",
+        env_id="MortarMayhem-Grid-v0",
+        quick=f"{ATARI_QUICK} --num-envs 2 --torch-threads 1 --trxl-dim 32 --trxl-num-layers 2"
+        " --trxl-memory-length 16",
+        tags=[*PPO_TAGS, "charts/entropy_coefficient", "losses/reconstruction_loss"]
+        + [f"episode/{x}_mean" for x in ("r", "l", "value", "advantage")],
+        probe="--total-timesteps 8000 --anneal-steps 8000 --init-lr 0.01 --final-lr 0.002"
+        " --num-envs 8 --num-steps 12 --num-minibatches 2 --update-epochs 4 --no-clip-vloss"
+        " --max-grad-norm 10 --trxl-dim 32 --trxl-num-layers 1 --trxl-memory-length 6"
+        " --checkpoints 1 --torch-threads 1",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: trxl_of(g, obs, lambda agent, _, h: agent.critic(h).squeeze(-1)),
+        acts=lambda g, obs: trxl_of(g, obs, lambda agent, actions, _: actions),
+        needs=["memory_gym"],
     ),
     Script(
         name="ppo_continuous_action",
