@@ -114,9 +114,10 @@ def task_of(env_id: str) -> str:
 def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     envs = make_pool(task_of(args.env_id), num_envs=args.num_envs, seed=seed)
-    pictures = len(envs.single_observation_space.shape or ()) == 3
-    discrete = isinstance(envs.single_action_space, gym.spaces.Discrete)
-    require(pictures and discrete, f"--env-id {args.env_id} has no pictures or discrete actions")
+    space, actions = envs.single_observation_space, envs.single_action_space
+    pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
+    fits = pictures and isinstance(actions, gym.spaces.Discrete)
+    require(fits, f"--env-id {args.env_id}: this script needs pictures and discrete actions")
     return envs
 
 

@@ -87,6 +87,10 @@ ATARI_QUICK = (
 ATARI_PROBE = (
     "--total-timesteps 2400 --num-steps 8 --num-minibatches 1 --learning-rate 0.001 --ent-coef 0"
 )
+PROCGEN_QUICK = (
+    "--total-timesteps 192 --num-envs 2 --num-steps 8 --num-minibatches 2 --checkpoints 1"
+)
+PROCGEN_NEEDS = ["envpool", "envpool.procgen.procgen_envpool"]  # the second needs Qt
 
 
 def lstm_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
@@ -197,6 +201,30 @@ SCRIPTS = [
         quick=f"{ATARI_QUICK} --num-envs 2",
         tags=[*PPO_TAGS, "charts/avg_episodic_return"],
         needs=["ale_py", "cv2", "envpool"],
+    ),
+    Script(
+        name="ppo_rnd_envpool",
+        env_id="Breakout-v5",
+        quick=f"{ATARI_QUICK} --num-envs 2 --num-iterations-obs-norm-init 1",
+        tags=[
+            *(*PPO_TAGS, "charts/avg_episodic_return"),
+            *("charts/episode_curiosity_reward", "losses/fwd_loss"),
+        ],
+        needs=["ale_py", "cv2", "envpool"],
+    ),
+    Script(  # its environments are EnvPool's: probes of its own are in tests/test_procgen.py
+        name="ppo_procgen",
+        env_id="starpilot",
+        quick=f"{PROCGEN_QUICK} --update-epochs 1",
+        tags=PPO_TAGS,
+        needs=PROCGEN_NEEDS,
+    ),
+    Script(  # and so are these
+        name="ppg_procgen",
+        env_id="starpilot",
+        quick=f"{PROCGEN_QUICK} --n-iteration 2 --e-auxiliary 1 --num-aux-rollouts 2",
+        tags=[*PPO_TAGS, *(f"losses/aux/{x}_loss" for x in ("kl", "aux_value", "real_value"))],
+        needs=PROCGEN_NEEDS,
     ),
     Script(
         name="ppo_rnd_envpool",

@@ -18,7 +18,7 @@ every_script = pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def needs(request: pytest.FixtureRequest) -> None:
     if "script" in request.fixturenames:
         for package in request.getfixturevalue("script").needs:
-            pytest.importorskip(package)
+            pytest.importorskip(package, exc_type=ImportError)
 
 
 @every_script
