@@ -42,6 +42,13 @@ for script in ppo_atari ppo_atari_lstm; do
         --workers "${GPU_WORKERS:-1}"
 done
 
+# Procgen on one GPU, 25 million steps
+python -m cleanrl_utils.benchmark \
+    --env-ids starpilot bossfight bigfish \
+    --command "python cleanrl/ppo_procgen.py" \
+    --num-seeds 3 \
+    --workers "${GPU_WORKERS:-1}"
+
 # simulation on one GPU, 30 million steps: by torch, and all in one JAX program
 python -m cleanrl_utils.benchmark \
     --env-ids Ant Humanoid Cartpole \

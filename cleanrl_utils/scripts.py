@@ -19,6 +19,8 @@ ALWAYS += ["eval/episodic_return", "eval/mean_return", "eval/std_return"]
 # A variant is compared with the script that its name continues, these with another one.
 RELATIVES = {
     "rpo_continuous_action": "ppo_continuous_action",
+    "ppo_procgen": "ppo_atari_envpool",
+    "ppg_procgen": "ppo_procgen",
     "ppo_trxl": "ppo_atari_lstm",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
@@ -114,6 +116,9 @@ class Script:
         found = dict.fromkeys(ALWAYS)
         if "average=" in self.source:
             found |= {"charts/avg_episodic_return": None, "charts/avg_episodic_length": None}
+        if "-player{" in self.source:
+            both = [f"charts/episodic_{x}-player{i}" for i in (0, 1) for x in ("return", "length")]
+            found |= dict.fromkeys(both)
         for node in sorted(ast.walk(self.tree), key=lambda x: getattr(x, "lineno", 0)):
             if isinstance(node, ast.Assign | ast.AugAssign):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
