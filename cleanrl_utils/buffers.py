@@ -317,6 +317,11 @@ class FrameReplayBuffer(_Replay):
         Their last frames are stored already: an empty turn keeps them from being overwritten."""
         self.at.real[self._enter_turn()] = False
 
+    def clear(self) -> None:
+        """Forget everything; what a CUDA graph has captured goes on with the empty memory."""
+        for name in (*self.counters, "real"):
+            self.tensors[name].zero_()
+
     def _enter_turn(self) -> Any:
         """The slots of a new turn. It will write up to one turn further, over the oldest frame of
         the oldest stack: that transition can no longer be sampled."""

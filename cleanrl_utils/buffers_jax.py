@@ -170,6 +170,11 @@ class FrameMemory:
         replay, now = self._enter_turn(replay)
         return replay._replace(real=_put(replay.real, now, jnp.zeros(self.num_envs, bool)))
 
+    def clear(self, replay: FrameReplay) -> FrameReplay:
+        """Forget everything: the memory of a program that is given it for good is used again."""
+        nothing = jnp.zeros_like(replay.real), jnp.zeros_like(replay.counters)
+        return replay._replace(real=nothing[0], counters=nothing[1])
+
     def _enter_turn(self, replay: FrameReplay) -> tuple[FrameReplay, Array]:
         """The first slot of a new turn. It takes a frame from the oldest stack: that transition can
         no longer be sampled."""

@@ -55,6 +55,28 @@ def load_model(
     return agent, args, module
 
 
+def load_teacher(args: Any, envs: gym.vector.VectorEnv, scripts: list[str], device: Any) -> Any:
+    """The agent that --teacher-model or --teacher-policy-hf-repo names, made by one of `scripts`,
+    for the actions of `envs`."""
+    path, flag = Path(args.teacher_model or ""), f"--teacher-model {args.teacher_model}"
+    if args.teacher_policy_hf_repo:
+        from cleanrl_utils.huggingface import download_model
+
+        path = download_model(args.teacher_policy_hf_repo, args.teacher_model_exp_name)
+        flag = f"--teacher-policy-hf-repo {args.teacher_policy_hf_repo}"
+    require(path.is_file(), f"{flag}: no such file")
+    made_by = checkpoint.load(path)[0].get("script")
+    wanted = " or ".join(f"{name}.py" for name in scripts)
+    require(made_by in scripts, f"{flag}: a file of {made_by}.py, not of {wanted}")
+    teacher, settings, module = load_model(path, device=str(device))
+    game, env = settings.env_id, module.make_env(settings.env_id, 1, 0, False, "")()
+    space, env_id = env.action_space, args.env_id
+    env.close()
+    differ = f"it plays {game}, with {space} of actions; {env_id} has {envs.single_action_space}"
+    require(space == envs.single_action_space, f"{flag}: {differ}")
+    return teacher
+
+
 def import_script(name: str, path: str | None = None) -> ModuleType:
     """The script that made a model: cleanrl/`name`.py, or your own file at `path`."""
     try:
@@ -102,16 +124,24 @@ def play(
     seed: int,
     video: bool,
     run_name: str,
+    epsilon: float = 0.0,
 ) -> list[float]:
-    """Returns of `episodes` episodes, one per environment, so that short ones are not favoured."""
+    """Returns of `episodes` episodes, one per environment, so that short ones are not favoured;
+    `epsilon` of the actions are random."""
     envs = gym.vector.SyncVectorEnv(
         [make_env(env_id, seed + i, i, video, run_name) for i in range(episodes)]
     )
     obs, _ = envs.reset(seed=seed)
+    space, random = envs.single_action_space, np.random.default_rng(seed)
+    space.seed(seed)
     returns = np.full(episodes, np.nan)
     first, ended = np.ones(episodes, bool), np.zeros(episodes, bool)
     while np.isnan(returns).any():
         actions = policy(obs, first)
+        if epsilon:
+            actions = np.array(actions)  # a copy: what JAX returns cannot be written to
+            for i in np.flatnonzero(random.random(episodes) < epsilon):
+                actions[i] = space.sample()
         first = ended  # an episode's last observation is followed by the first of the next
         obs, _, terminated, truncated, infos = envs.step(actions)
         ended = terminated | truncated
@@ -137,19 +167,10 @@ def evaluate(
     """Play a saved model of class `Model`; `epsilon` of the actions are random."""
     about, state = checkpoint.load(model_path)
     envs = gym.vector.SyncVectorEnv([make_env(env_id, seed, 0, False, run_name)])
-    space = envs.single_action_space
-    space.seed(seed)
     from_args = getattr(Model, "from_args", None)  # a model shaped by its settings
     model = from_args(envs, SimpleNamespace(**about["args"])) if from_args else Model(envs)
     model = model.to(device) if hasattr(model, "to") else model  # JAX has chosen its device
     envs.close()
     model.load_state_dict(state["model"])
-    greedy, random = as_policy(model, device), np.random.default_rng(seed)
-
-    def policy(obs: np.ndarray, first: np.ndarray) -> np.ndarray:
-        actions = np.array(greedy(obs, first))  # a copy: what JAX returns cannot be written to
-        for i in np.flatnonzero(random.random(len(actions)) < epsilon):
-            actions[i] = space.sample()
-        return actions
-
-    return play(policy, make_env, env_id, eval_episodes, seed, capture_video, run_name)
+    policy = as_policy(model, device)
+    return play(policy, make_env, env_id, eval_episodes, seed, capture_video, run_name, epsilon)

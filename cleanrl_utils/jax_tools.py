@@ -75,13 +75,13 @@ def mlp(x: jax.Array, *widths: int) -> jax.Array:
     return x
 
 
-def conv(x: jax.Array, features: int, size: int, stride: int) -> jax.Array:
-    """In a Flax module: a convolution of (batch, height, width, channels), without padding. It
-    starts with the weights that torch's nn.Conv2d starts with."""
+def conv(x: jax.Array, features: int, size: int, stride: int, padding: str = "VALID") -> jax.Array:
+    """In a Flax module: a convolution of (batch, height, width, channels), without padding unless
+    it is "SAME". It starts with the weights that torch's nn.Conv2d starts with."""
     bound = (size * size * x.shape[-1]) ** -0.5
     uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
     init: Any = dict(kernel_init=uniform, bias_init=uniform)
-    return nn.Conv(features, (size, size), stride, padding="VALID", **init)(x)
+    return nn.Conv(features, (size, size), stride, padding=padding, **init)(x)
 
 
 def descend(

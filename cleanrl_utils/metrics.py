@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -169,10 +170,16 @@ class Means:
 class Progress:
     """One live line in a terminal; elsewhere a plain line every few seconds."""
 
-    def __init__(self, total: int, start: int, stream: TextIO | None = None, quiet: bool = False):
+    def __init__(
+        self,
+        phases: dict[str, int],  # their names and their steps, one after the other
+        start: int,
+        stream: TextIO | None = None,
+        quiet: bool = False,
+    ):
         self.stream, self.quiet = stream or sys.stderr, quiet
         self.live = self.stream.isatty()
-        self.total, self.start = total, start
+        self.phases, self.total, self.start = phases, sum(phases.values()), start
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[float] = deque(maxlen=100)  # where their means are asked for
         self.began = time.monotonic()
@@ -189,7 +196,11 @@ class Progress:
     def line(self, step: int) -> str:
         seconds = max(time.monotonic() - self.began, 1e-9)
         speed = (step - self.start) / seconds
+        ends = accumulate(self.phases.values())
+        left = [name for name, end in zip(self.phases, ends, strict=True) if step < end]
+        phase = (left or list(self.phases)[-1:])[0]
         parts = [f"{100 * step / self.total:3.0f}%", f"{step:,}/{self.total:,} steps"]
+        parts = [phase, *parts] if phase else parts
         parts += [f"{speed:,.0f} steps/s"]
         if self.returns:
             parts.append(f"return {sum(self.returns) / len(self.returns):.1f}")
@@ -224,7 +235,7 @@ def open_writers(
 ) -> list[Any]:
     """TensorBoard always, W&B when asked; opening them leaves the random streams alone."""
     with rng.preserved():
-        board = TensorBoardWriter(folder, purge_step=step if keep_bytes is not None else None)
+        board = TensorBoardWriter(folder, purge_step=step + 1 if keep_bytes is not None else None)
         rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())
         board.text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
         return [board] + ([WandbWriter(args, name, folder, record["args"])] if args.track else [])

@@ -142,32 +142,41 @@ class Run:
         """Write scalars under their tags; a loss that is not finite ends the run."""
         self._step = step
         for tag, value in to_floats(metrics).items():
-            if not math.isfinite(value) and tag.startswith("losses/"):
+            if not math.isfinite(value) and (tag.startswith("losses/") or tag.endswith("loss")):
                 self._stop_on(tag, value, step)
             self._write(step, tag, value)
         self._write(step, "charts/SPS", self._speed(step))
         self._progress.update(step)
 
-    def log_episodes(self, infos: Mapping[str, Any], step: int) -> None:
-        """Log the episodes that ended in this step of a Gymnasium vector environment."""
+    def log_episodes(self, infos: Mapping[str, Any], step: int, whose: str = "") -> None:
+        """Log the episodes that ended in this step of a Gymnasium vector environment; `whose`, say
+        teacher/, sets apart those of somebody else than the agent."""
         if "_episode" in infos:
             for i in np.flatnonzero(infos["_episode"]):
-                self.log_episode(infos["episode"]["r"][i], infos["episode"]["l"][i], step)
+                episode = infos["episode"]["r"][i], infos["episode"]["l"][i]
+                self.log_episode(*episode, step, whose=whose)
 
     def log_episode(
-        self, episodic_return: float, length: int, step: int, suffix: str = "", average: int = 0
+        self,
+        episodic_return: float,
+        length: int,
+        step: int,
+        suffix: str = "",
+        average: int = 0,
+        whose: str = "",
     ) -> None:
         """Log one episode; and the means of the last `average` ones, if that is not 0."""
         self._step = step
-        self._progress.returns.append(float(episodic_return))
+        if not suffix and not whose:  # else one of several players', or somebody else's
+            self._progress.returns.append(float(episodic_return))
         if average:
             self._progress.lengths.append(float(length))
             for name in ("returns", "lengths"):
                 recent = list(getattr(self._progress, name))[-average:]
                 tag = f"charts/avg_episodic_{name.removesuffix('s')}{suffix}"
                 self._write(step, tag, sum(recent) / len(recent))
-        self._write(step, f"charts/episodic_return{suffix}", float(episodic_return))
-        self._write(step, f"charts/episodic_length{suffix}", float(length))
+        self._write(step, f"charts/{whose}episodic_return{suffix}", float(episodic_return))
+        self._write(step, f"charts/{whose}episodic_length{suffix}", float(length))
         self._progress.update(step)
 
     def log_rollout(self, returns: Any, lengths: Any, step: int, average: int = 0) -> None:
@@ -208,6 +217,10 @@ class Run:
             returns = self._play(agent, video=False)
             self._write(step, "eval/mean_return", float(np.mean(returns)))
             self._write(step, "eval/std_return", float(np.std(returns)))
+
+    def play(self, agent: Any, episodes: int, epsilon: float = 0.0) -> list[float]:
+        """Returns of episodes, with `epsilon` of the actions random; training does not notice."""
+        return self._play(agent, video=False, episodes=episodes, epsilon=epsilon)
 
     def film(self, agent: Any) -> None:
         """Film an episode of the agent as it is now; training does not notice."""
@@ -319,8 +332,9 @@ class Run:
             record = json.loads((self.folder / "run.json").read_text())
             keep, step = before["csv_bytes"], before["step"]
             self._writers = open_writers(self.args, self.name, self.folder, record, keep, step)
-        steps = getattr(self.args, "total_timesteps", self.total)
-        self._progress = Progress(steps, before["step"], quiet=self.quiet)
+        phases = {"": getattr(self.args, "total_timesteps", self.total)}
+        phases = getattr(self.args, "phases", phases)  # a script may have several
+        self._progress = Progress(phases, before["step"], quiet=self.quiet)
         self._progress.returns.extend(before["returns"])
         self._progress.lengths.extend(before.get("lengths", []))
         self._step, self._loaded_at = before["step"], start
@@ -381,7 +395,12 @@ class Run:
         return about["iteration"], about
 
     def _play(
-        self, agent: Any, video: bool, episodes: int | None = None, name: str = ""
+        self,
+        agent: Any,
+        video: bool,
+        episodes: int | None = None,
+        name: str = "",
+        epsilon: float = 0.0,
     ) -> list[float]:
         if self.make_env is None:
             raise BadInput("--eval-frequency: this script has no environment to evaluate in")
@@ -390,7 +409,7 @@ class Run:
         with rng.preserved():
             policy = evaluate.as_policy(agent, self.device)
             return evaluate.play(
-                policy, self.make_env, self.args.env_id, episodes, seed, video, name
+                policy, self.make_env, self.args.env_id, episodes, seed, video, name, epsilon
             )
 
     def _stop_on(self, tag: str, value: float, step: int) -> None:

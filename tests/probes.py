@@ -137,7 +137,25 @@ class Memory(Probe):
         return float(action == self.sign) if self.t == self.length - 1 else 0.0
 
 
-PROBES = [Constant, Cue, Discount, Action, Both, Truncation, Memory]
+class Streak(Probe):
+    """Five actions must repeat a cue that changes every time, then comes a reward of 1; a mistake
+    is the end. Chance succeeds once in 32 episodes; the values have to travel back five steps."""
+
+    length = 5
+
+    def cue(self) -> float:
+        return self.sign
+
+    def reward(self, action: float) -> float:
+        self.mistaken = action != self.sign
+        self.sign = float(self.np_random.choice([-1, 1]))
+        return float(self.t == self.length - 1 and not self.mistaken)
+
+    def ends(self) -> tuple[bool, bool]:
+        return self.mistaken or self.t >= self.length, False
+
+
+PROBES = [Constant, Cue, Discount, Action, Both, Truncation, Memory, Streak]
 for probe in PROBES:
     name = f"Probe{probe.__name__}"
     gym.register(f"{name}-v0", probe)
@@ -152,7 +170,7 @@ def see_each_picture_once(monkeypatch: Any) -> None:
     forward = nn.Sequential.forward
 
     def once(self: nn.Sequential, x: Tensor) -> Tensor:
-        if x.ndim != 4:
+        if x.ndim != 4 or x.shape[1] > 4:  # no stack of frames: a layer of the network's
             return forward(self, x)
         colours, inverse = x[:, :, 0, 0].unique(dim=0, return_inverse=True)
         return forward(self, colours[:, :, None, None].expand(-1, -1, *x.shape[2:]))[inverse]

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ class Script:
     needs: list[str] = field(default_factory=list)  # packages without which it is skipped
     video: bool = True
     discrete: bool = True
+    prepare: Callable[[str], None] = lambda env_id: None  # what a run on it needs to be there
 
     def __str__(self) -> str:
         return self.name
@@ -162,6 +165,34 @@ def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     return np.asarray(agent.network.apply(agent.params, obs, method=method)).max(1)
 
 
+def untrained_teacher(name: str, env_id: str) -> None:
+    """A model of dqn_atari or dqn_atari_jax, as the file teacher.cleanrl_model."""
+    import gymnasium as gym
+
+    from cleanrl_utils.evaluate import import_script, save_model
+
+    module = import_script(name)
+    args = module.Args(env_id=env_id, exp_name=name)
+    envs = gym.vector.SyncVectorEnv([module.make_env(env_id, 1, 0, False, "")])
+    if name == "dqn_atari":
+        agent = module.QNetwork(envs)
+    else:
+        learner = module.Learner(args.__class__(buffer_size=10), envs)
+        agent = learner.agent(learner.init())
+    envs.close()
+    save_model(Path("teacher.cleanrl_model"), agent, args, name)
+
+
+QDAGGER_TAGS = ["charts/teacher/avg_episodic_return", "charts/offline/avg_episodic_return"]
+QDAGGER_TAGS += ["charts/teacher/episodic_return", "charts/episodic_return", "charts/epsilon"]
+QDAGGER_TAGS += [f"charts/offline/{name}" for name in ("loss", "q_loss", "distill_loss")]
+QDAGGER_TAGS += [*DQN_TAGS, "losses/loss", "losses/distill_loss", "charts/distill_coeff"]
+TEACHER = "--teacher-model teacher.cleanrl_model --teacher-eval-episodes 2"
+QDAGGER_QUICK = (
+    f"{TEACHER} --teacher-steps 90 --offline-steps 12 --total-timesteps 100 --num-envs 2"
+    " --learning-starts 20 --train-frequency 20 --buffer-size 100 --batch-size 2"
+)
+
 SCRIPTS = [
     Script(
         name="ppo",
@@ -196,20 +227,26 @@ SCRIPTS = [
         needs=["ale_py", "cv2"],
     ),
     Script(
+        name="ppo_trxl",
+        env_id="MortarMayhem-Grid-v0",
+        quick=f"{ATARI_QUICK} --num-envs 2 --torch-threads 1 --trxl-dim 32 --trxl-num-layers 2"
+        " --trxl-memory-length 16",
+        tags=[*PPO_TAGS, "charts/entropy_coefficient", "losses/reconstruction_loss"]
+        + [f"episode/{x}_mean" for x in ("r", "l", "value", "advantage")],
+        probe="--total-timesteps 8000 --anneal-steps 8000 --init-lr 0.01 --final-lr 0.002"
+        " --num-envs 8 --num-steps 12 --num-minibatches 2 --update-epochs 4 --no-clip-vloss"
+        " --max-grad-norm 10 --trxl-dim 32 --trxl-num-layers 1 --trxl-memory-length 6"
+        " --checkpoints 1 --torch-threads 1",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: trxl_of(g, obs, lambda agent, _, h: agent.critic(h).squeeze(-1)),
+        acts=lambda g, obs: trxl_of(g, obs, lambda agent, actions, _: actions),
+        needs=["memory_gym"],
+    ),
+    Script(
         name="ppo_atari_envpool",
         env_id="Breakout-v5",
         quick=f"{ATARI_QUICK} --num-envs 2",
         tags=[*PPO_TAGS, "charts/avg_episodic_return"],
-        needs=["ale_py", "cv2", "envpool"],
-    ),
-    Script(
-        name="ppo_rnd_envpool",
-        env_id="Breakout-v5",
-        quick=f"{ATARI_QUICK} --num-envs 2 --num-iterations-obs-norm-init 1",
-        tags=[
-            *(*PPO_TAGS, "charts/avg_episodic_return"),
-            *("charts/episode_curiosity_reward", "losses/fwd_loss"),
-        ],
         needs=["ale_py", "cv2", "envpool"],
     ),
     Script(  # its environments are EnvPool's: probes of its own are in tests/test_procgen.py
@@ -257,22 +294,6 @@ SCRIPTS = [
         values=lambda g, obs: torch_call(g["agent"].get_value, obs),
         acts=lambda g, obs: torch_call(g["agent"].act, obs),
         needs=["ale_py", "cv2"],
-    ),
-    Script(
-        name="ppo_trxl",
-        env_id="MortarMayhem-Grid-v0",
-        quick=f"{ATARI_QUICK} --num-envs 2 --torch-threads 1 --trxl-dim 32 --trxl-num-layers 2"
-        " --trxl-memory-length 16",
-        tags=[*PPO_TAGS, "charts/entropy_coefficient", "losses/reconstruction_loss"]
-        + [f"episode/{x}_mean" for x in ("r", "l", "value", "advantage")],
-        probe="--total-timesteps 8000 --anneal-steps 8000 --init-lr 0.01 --final-lr 0.002"
-        " --num-envs 8 --num-steps 12 --num-minibatches 2 --update-epochs 4 --no-clip-vloss"
-        " --max-grad-norm 10 --trxl-dim 32 --trxl-num-layers 1 --trxl-memory-length 6"
-        " --checkpoints 1 --torch-threads 1",
-        probes=["Both", "Truncation"],
-        values=lambda g, obs: trxl_of(g, obs, lambda agent, _, h: agent.critic(h).squeeze(-1)),
-        acts=lambda g, obs: trxl_of(g, obs, lambda agent, actions, _: actions),
-        needs=["memory_gym"],
     ),
     Script(
         name="ppo_continuous_action",
@@ -473,6 +494,22 @@ SCRIPTS = [
         values=jax_q_values,
         acts=jax_q_actions,
         needs=["ale_py", "cv2", "flax"],
+    ),
+    Script(
+        name="qdagger_dqn_atari_impalacnn",
+        env_id="probes:ProbeTruncationPixels-v0",
+        quick=f"{QDAGGER_QUICK} --torch-threads 1",
+        tags=QDAGGER_TAGS,
+        needs=["cv2"],
+        prepare=partial(untrained_teacher, "dqn_atari"),
+    ),
+    Script(
+        name="qdagger_dqn_atari_jax_impalacnn",
+        env_id="probes:ProbeTruncationPixels-v0",
+        quick=QDAGGER_QUICK,
+        tags=QDAGGER_TAGS,
+        needs=["cv2", "flax"],
+        prepare=partial(untrained_teacher, "dqn_atari_jax"),
     ),
     Script(  # its environments are gymnax's: probes of its own are in tests/test_jax_ppo.py
         name="ppo_jax",

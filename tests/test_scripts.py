@@ -23,6 +23,7 @@ def needs(request: pytest.FixtureRequest) -> None:
 
 @every_script
 def test_it_writes_metrics_model_and_video(script: Script, train) -> None:
+    script.prepare(script.env_id)
     # few checkpoints: at each, environments start anew, and so does the filming of early episodes
     flags = f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 2"
     flags += "" if "--checkpoints" in script.quick else " --checkpoints 2"
@@ -52,6 +53,7 @@ class Killed(BaseException):
 
 @every_script
 def test_same_seed_same_run_and_resume_is_exact(script: Script, train, monkeypatch) -> None:
+    script.prepare(script.env_id)
     flags = (
         f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 1 --checkpoints 4"
     )
@@ -104,6 +106,7 @@ def test_it_finds_the_known_values(script: Script, probe: str, train, monkeypatc
     if script.probe_suffix == "Pixels":
         see_each_picture_once(monkeypatch)
     env_id = f"probes:Probe{probe}{script.probe_suffix}-v0"
+    script.prepare(env_id)
     done = train(script.name, f"--env-id {env_id} --gamma {GAMMA} {script.probe}")
     cues = {"Cue": [-1, 1], "Both": [-1, 1], "Discount": [-1, 1]}.get(probe, [0])
     obs = probe_observations(script, cues)

@@ -1,0 +1,345 @@
+"""QDagger for Atari games: a DQN student with IMPALA's network learns from a DQN teacher.
+
+    python cleanrl/qdagger_dqn_atari_impalacnn.py --teacher-model dqn_atari.cleanrl_model
+
+Paper: https://arxiv.org/abs/2206.01626. Every detail with its reason: docs/rl-algorithms/qdagger.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
+from cleanrl_utils.envs import is_atari, make, require_spaces
+from cleanrl_utils.evaluate import load_teacher
+from cleanrl_utils.metrics import Means
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """id of the game; any other environment of pictures works, too, as module:Id"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the student, after the teacher's and the offline ones"""
+    learning_rate: float = 1e-4
+    """learning rate of Adam"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay memory holds: 6.6 GiB by default, each frame once"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the replay memory is; auto: where the network is, if there is room"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 1.0
+    """how far a target update moves the target network to the Q-network; 1 copies it"""
+    target_network_frequency: int = 1000
+    """steps between two target updates"""
+    batch_size: int = 32
+    """transitions of a gradient step"""
+    start_e: float = 1
+    """probability of a random action at the start"""
+    end_e: float = 0.01
+    """probability of a random action in the end"""
+    exploration_fraction: float = 0.1
+    """part of total_timesteps over which it falls, offline steps included; the teacher's falls
+    while it plays"""
+    learning_starts: int = 80_000
+    """steps of the student before its first gradient step on them"""
+    train_frequency: int = 4
+    """steps of the student between two gradient steps"""
+    teacher_model: str | None = None
+    """the teacher: a .cleanrl_model file of dqn_atari.py, or of this script"""
+    teacher_policy_hf_repo: str | None = None
+    """the teacher, if not a file: its repository on the Hugging Face hub, as entity/name"""
+    teacher_model_exp_name: str = "dqn_atari"
+    """name of the teacher's experiment, which is that of its file on the hub"""
+    teacher_eval_episodes: int = 10
+    """episodes that measure the teacher, and the student while it learns offline"""
+    teacher_steps: int = 500_000
+    """environment steps of the teacher, which fill the replay memory"""
+    offline_steps: int = 500_000
+    """gradient steps on the teacher's transitions"""
+    temperature: float = 1.0
+    """of the softmax that makes policies of Q-values, to compare student and teacher"""
+    distill_weight: float = 1.0
+    """factor of the distillation loss; 0: the teacher only plays"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.teacher_turns = self.teacher_steps // self.num_envs
+        self.online_turn = self.teacher_turns + self.offline_steps  # the first one of the student
+        self.num_turns = self.online_turn + self.total_timesteps // self.num_envs
+        steps = self.teacher_turns * self.num_envs, self.offline_steps, self.total_timesteps
+        self.phases = dict(zip(("teacher", "offline", "online"), steps, strict=True))
+        require(min(steps) >= 0, "--teacher-steps and --offline-steps must not be negative")
+        require(self.num_turns > self.online_turn, "--total-timesteps must be at least --num-envs")
+        data = self.teacher_turns > 0 or self.offline_steps == 0
+        require(data, "--offline-steps needs --teacher-steps of at least --num-envs to learn from")
+        require(self.temperature > 0, "--temperature must be greater than 0")
+        one = (self.teacher_model is None) != (self.teacher_policy_hf_repo is None)
+        require(one, "name one teacher: --teacher-model FILE or --teacher-policy-hf-repo NAME")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+# same as ppo_atari.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
+        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        if game:
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            if "FIRE" in env.unwrapped.get_action_meanings():
+                env = atari.FireReset(env)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as ppo_atari.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+# same as ppo_procgen.py
+class Residual(nn.Module):
+    """What two convolutions add to their input."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        convs = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.layers = nn.Sequential(nn.ReLU(), convs[0], nn.ReLU(), convs[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+# same as ppo_procgen.py
+def impala(channels: int, height: int, width: int) -> nn.Sequential:
+    """The larger network of IMPALA's paper, https://arxiv.org/abs/1802.01561, without memory."""
+    layers: list[nn.Module] = []
+    for outputs in (16, 32, 32):
+        conv = nn.Conv2d(channels, outputs, 3, padding=1)
+        pool = nn.MaxPool2d(3, stride=2, padding=1)  # halves, and rounds up
+        layers += [conv, pool, Residual(outputs), Residual(outputs)]
+        channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+    last = nn.Linear(channels * height * width, 256)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
+
+
+class QNetwork(nn.Sequential):
+    """The value of every action, by IMPALA's residual network."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        network = impala(*envs.single_observation_space.shape)
+        super().__init__(network, nn.Linear(256, envs.single_action_space.n))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return super().forward(obs / 255)  # of bytes, (batch, 4, 84, 84)
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self(obs).argmax(-1)  # exploration is the training loop's
+
+
+# same as dqn.py
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+def act(
+    q_values: Callable, obs: np.ndarray, epsilon: float, rng: np.random.Generator, num_actions: int
+) -> np.ndarray:
+    """The best actions, except where an environment explores, by a coin of its own."""
+    explore = rng.random(len(obs)) < epsilon
+    actions = rng.integers(num_actions, size=len(obs))
+    if not explore.all():
+        actions = np.where(explore, actions, np.asarray(q_values(obs)).argmax(-1))
+    return actions
+
+
+def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) -> float:
+    """max(1 - student's / teacher's return, 0); 1 until the student has played enough episodes."""
+    # by the size of the teacher's, so that a student below a teacher below 0 still learns from it
+    behind = (teacher_return - returns.mean()) / (abs(teacher_return) or 1)
+    return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
+
+
+def update(
+    q_network: QNetwork,
+    target_network: QNetwork,
+    teacher: nn.Module,
+    optimizer: optim.Optimizer,
+    distill_coeff: Tensor,
+    args: Args,
+    *batch: Tensor,
+) -> Tensor:
+    """One gradient step; returns its losses and the mean of the predicted values."""
+    obs, next_obs, actions, rewards, terminated = batch
+    with torch.no_grad():
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        best_next = target_network(next_obs).amax(1)
+        td_target = rewards + args.gamma * best_next * (1 - terminated)
+        teacher_logprobs = (teacher(obs) / args.temperature).log_softmax(1)
+    all_values = q_network(obs)
+    q_values = all_values.gather(1, actions.unsqueeze(1)).squeeze(1)
+    td_loss = F.mse_loss(q_values, td_target)
+    # KL divergence from the student's policy to the teacher's: summed over actions, a mean over
+    # the batch, like the TD loss
+    logprobs = (all_values / args.temperature).log_softmax(1)
+    distill_loss = (teacher_logprobs.exp() * (teacher_logprobs - logprobs)).sum(1).mean()
+    loss = td_loss + distill_coeff * distill_loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return torch.stack([loss, td_loss, distill_loss, q_values.mean()]).detach()
+
+
+# same as dqn.py
+@torch.no_grad()
+def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """target = tau * network + (1 - tau) * target"""
+    for theirs, ours in zip(target_network.parameters(), network.parameters(), strict=True):
+        theirs.lerp_(ours, tau)
+
+
+def new_games(
+    envs: gym.vector.VectorEnv, args: Args, name: str, seed: int
+) -> tuple[gym.vector.VectorEnv, np.ndarray, np.ndarray]:
+    """New environments, their first observations, and that no episode has ended."""
+    envs.close()
+    envs = make_envs(args, name)
+    return envs, envs.reset(seed=seed)[0], np.zeros(args.num_envs, dtype=bool)
+
+
+TAGS = ["losses/loss", "losses/td_loss", "losses/distill_loss", "losses/q_values"]
+OFFLINE = ["charts/offline/loss", "charts/offline/q_loss", "charts/offline/distill_loss"]
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
+    num_actions = envs.single_action_space.n
+
+    teacher = load_teacher(args, envs, ["dqn_atari", run.script.stem], device)
+    q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    adam = dict(fused=True, capturable=device.type == "cuda")
+    optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
+    memory = make_memory(FrameReplayBuffer, envs, args, device)
+    teacher_q_values, q_values = run.inference(teacher), run.inference(q_network)
+    sample = partial(memory.sample, args.batch_size)
+    losses = Means(*TAGS)
+    distill_coeff = torch.full((), args.distill_weight, device=device)
+    networks = q_network, target_network, teacher
+    update_networks = partial(update, *networks, optimizer, distill_coeff, args)
+    learn = run.accelerate(update_networks, sample, losses)
+    rng = np.random.default_rng(args.seed)
+    teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
+
+    state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    state |= dict(teacher=teacher, memory=memory, losses=losses, distill_coeff=distill_coeff)
+    state |= dict(rng=rng, teacher_return=teacher_return, returns=returns)
+    start = run.resume(args.num_turns, **state)
+    if start == 0:
+        teacher_return[...] = np.mean(run.play(teacher, args.teacher_eval_episodes, args.end_e))
+        run.log({"charts/teacher/avg_episodic_return": teacher_return}, 0)
+        run.say(f"the teacher's mean return is {teacher_return:.2f}")
+
+    # First phase: the teacher plays, with less and less chance, and fills the memory.
+    for turn in range(start, args.teacher_turns):
+        if run.boundary(turn):  # new environments, so that a resumed run is the same run
+            envs, obs, ended = new_games(envs, args, f"{run.name}-teacher", run.env_seed)
+            memory.cut()
+        steps = turn * args.num_envs
+        epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
+        actions = act(teacher_q_values, obs, epsilon, rng, num_actions)
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, steps + args.num_envs, "teacher/")
+
+    # Second phase: the student learns from what the teacher did, and from what it would do.
+    for turn in range(max(start, args.teacher_turns), args.online_turn):
+        run.boundary(turn)
+        learn()
+        step = turn - args.teacher_turns + 1
+        global_step = args.phases["teacher"] + step
+        if step % args.target_network_frequency == 0:
+            update_target(q_network, target_network, args.tau)
+        if step % 100 == 0 or step == args.offline_steps:
+            run.log(dict(zip(OFFLINE, losses.take().values(), strict=False)), global_step)
+        if step % 100_000 == 0 or step == args.offline_steps:
+            played = run.play(q_network, args.teacher_eval_episodes, args.end_e)
+            run.log({"charts/offline/avg_episodic_return": np.mean(played)}, global_step)
+        run.evaluate(q_network, global_step)
+
+    # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
+    for turn in range(max(start, args.online_turn), args.num_turns):
+        if run.boundary(turn) or turn == args.online_turn:
+            forget = memory.clear if turn == args.online_turn else memory.cut
+            forget()
+            envs, obs, ended = new_games(envs, args, run.name, run.env_seed)
+
+        # Act.
+        steps = (turn - args.online_turn) * args.num_envs
+        explored = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, explored, args.offline_steps + steps)
+        actions = act(q_values, obs, epsilon, rng, num_actions)
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for step in range(steps + 1, steps + args.num_envs + 1):
+            global_step = args.phases["teacher"] + args.offline_steps + step
+            learning = step > args.learning_starts
+            if learning and step % args.train_frequency == 0:
+                learn()
+            if learning and step % args.target_network_frequency == 0:
+                update_target(q_network, target_network, args.tau)
+            if step % 100 == 0:
+                charts = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff}
+                run.log(losses.take() | charts, global_step)
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        if "_episode" in infos:
+            returns[:] = [*returns, *infos["episode"]["r"][infos["_episode"]]][-len(returns) :]
+            distill_coeff.fill_(get_distill_coeff(returns, float(teacher_return), args))
+        run.evaluate(q_network, global_step)
+
+    envs.close()
+    run.finish(q_network)

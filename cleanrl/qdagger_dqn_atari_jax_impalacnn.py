@@ -1,0 +1,392 @@
+"""QDagger in JAX, for Atari games: a DQN student with IMPALA's network learns from a DQN teacher.
+
+    python cleanrl/qdagger_dqn_atari_jax_impalacnn.py --teacher-model dqn_atari_jax.cleanrl_model
+
+Paper: https://arxiv.org/abs/2206.01626. Every detail with its reason: docs/rl-algorithms/qdagger.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import Array, random
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.buffers_jax import Batch, FrameMemory, FrameReplay
+from cleanrl_utils.envs import is_atari, make, require_spaces
+from cleanrl_utils.evaluate import load_teacher
+from cleanrl_utils.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
+from cleanrl_utils.run import Run, RunArgs, parse_args, require
+
+
+@dataclass
+class Args(RunArgs):
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """id of the game; any other environment of pictures works, too, as module:Id"""
+    total_timesteps: int = 10_000_000
+    """environment steps of the student, after the teacher's and the offline ones"""
+    learning_rate: float = 1e-4
+    """learning rate of Adam"""
+    num_envs: int = 1
+    """environments stepped side by side; all else is counted in steps of single environments"""
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    buffer_size: int = 1_000_000
+    """transitions kept on the device of the network: 6.6 GiB by default, each frame once"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 1.0
+    """how far a target update moves the target network to the Q-network; 1 copies it"""
+    target_network_frequency: int = 1000
+    """steps between two target updates"""
+    batch_size: int = 32
+    """transitions of a gradient step"""
+    start_e: float = 1
+    """probability of a random action at the start"""
+    end_e: float = 0.01
+    """probability of a random action in the end"""
+    exploration_fraction: float = 0.1
+    """part of total_timesteps over which it falls, offline steps included; the teacher's falls
+    while it plays"""
+    learning_starts: int = 80_000
+    """steps of the student before its first gradient step on them"""
+    train_frequency: int = 4
+    """steps of the student between two gradient steps"""
+    teacher_model: str | None = None
+    """the teacher: a .cleanrl_model file of dqn_atari_jax.py, or of this script"""
+    teacher_policy_hf_repo: str | None = None
+    """the teacher, if not a file: its repository on the Hugging Face hub, as entity/name"""
+    teacher_model_exp_name: str = "dqn_atari_jax"
+    """name of the teacher's experiment, which is that of its file on the hub"""
+    teacher_eval_episodes: int = 10
+    """episodes that measure the teacher, and the student while it learns offline"""
+    teacher_steps: int = 500_000
+    """environment steps of the teacher, which fill the replay memory"""
+    offline_steps: int = 500_000
+    """gradient steps on the teacher's transitions"""
+    temperature: float = 1.0
+    """of the softmax that makes policies of Q-values, to compare student and teacher"""
+    distill_weight: float = 1.0
+    """factor of the distillation loss; 0: the teacher only plays"""
+
+    # same as qdagger_dqn_atari_impalacnn.py
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.teacher_turns = self.teacher_steps // self.num_envs
+        self.online_turn = self.teacher_turns + self.offline_steps  # the first one of the student
+        self.num_turns = self.online_turn + self.total_timesteps // self.num_envs
+        steps = self.teacher_turns * self.num_envs, self.offline_steps, self.total_timesteps
+        self.phases = dict(zip(("teacher", "offline", "online"), steps, strict=True))
+        require(min(steps) >= 0, "--teacher-steps and --offline-steps must not be negative")
+        require(self.num_turns > self.online_turn, "--total-timesteps must be at least --num-envs")
+        data = self.teacher_turns > 0 or self.offline_steps == 0
+        require(data, "--offline-steps needs --teacher-steps of at least --num-envs to learn from")
+        require(self.temperature > 0, "--temperature must be greater than 0")
+        one = (self.teacher_model is None) != (self.teacher_policy_hf_repo is None)
+        require(one, "name one teacher: --teacher-model FILE or --teacher-policy-hf-repo NAME")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+# same as ppo_atari.py
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        # the wrappers skip frames, not the game; gray is fastest from the console itself
+        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
+        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        if game:
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            if "FIRE" in env.unwrapped.get_action_meanings():
+                env = atari.FireReset(env)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# same as dqn_atari_jax.py
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    spawned = partial(gym.vector.AsyncVectorEnv, context="spawn")  # JAX's threads survive no fork
+    vector = spawned if args.async_envs else gym.vector.SyncVectorEnv
+    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+
+def residual(x: Array) -> Array:
+    """In a Flax module: the input, and what two convolutions add to it."""
+    y = conv(nn.relu(x), x.shape[-1], size=3, stride=1, padding="SAME")
+    return x + conv(nn.relu(y), x.shape[-1], size=3, stride=1, padding="SAME")
+
+
+class QNetwork(nn.Module):
+    """The value of every action, by IMPALA's residual network."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        x = jnp.moveaxis(obs, 1, -1) / 255  # of bytes, (batch, 4, 84, 84)
+        for features in (16, 32, 32):
+            x = conv(x, features, size=3, stride=1, padding="SAME")
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # halves, and rounds up
+            x = residual(residual(x))
+        return mlp(nn.relu(x).reshape(len(x), -1), 256, self.num_actions)
+
+    # same as dqn_atari_jax.py
+    def act(self, obs: Array) -> Array:
+        return self(obs).argmax(-1)  # exploration is the training loop's
+
+
+# same as dqn_jax.py
+def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
+    return QNetwork(int(envs.single_action_space.n))
+
+
+# same as dqn_jax.py
+class Agent(FlaxModel):
+    """What model files hold and evaluations play."""
+
+    @classmethod
+    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
+        return cls(make_network(envs, args), {})  # load_state_dict brings the rest
+
+
+# same as dqn.py
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+# same as qdagger_dqn_atari_impalacnn.py
+def act(
+    q_values: Callable, obs: np.ndarray, epsilon: float, rng: np.random.Generator, num_actions: int
+) -> np.ndarray:
+    """The best actions, except where an environment explores, by a coin of its own."""
+    explore = rng.random(len(obs)) < epsilon
+    actions = rng.integers(num_actions, size=len(obs))
+    if not explore.all():
+        actions = np.where(explore, actions, np.asarray(q_values(obs)).argmax(-1))
+    return actions
+
+
+# same as qdagger_dqn_atari_impalacnn.py
+def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) -> float:
+    """max(1 - student's / teacher's return, 0); 1 until the student has played enough episodes."""
+    # by the size of the teacher's, so that a student below a teacher below 0 still learns from it
+    behind = (teacher_return - returns.mean()) / (abs(teacher_return) or 1)
+    return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
+
+
+# same as qdagger_dqn_atari_impalacnn.py
+def new_games(
+    envs: gym.vector.VectorEnv, args: Args, name: str, seed: int
+) -> tuple[gym.vector.VectorEnv, np.ndarray, np.ndarray]:
+    """New environments, their first observations, and that no episode has ended."""
+    envs.close()
+    envs = make_envs(args, name)
+    return envs, envs.reset(seed=seed)[0], np.zeros(args.num_envs, dtype=bool)
+
+
+# same as dqn_jax.py
+class Train(NamedTuple):
+    """Everything that learning changes; each network is one vector."""
+
+    q_network: Packed
+    target_network: Packed
+    moments: optax.OptState
+    key: Array
+
+
+TAGS = ["losses/loss", "losses/td_loss", "losses/distill_loss", "losses/q_values"]
+OFFLINE = ["charts/offline/loss", "charts/offline/q_loss", "charts/offline/distill_loss"]
+
+
+class Learner:
+    """Training as pure functions: what they change, they are given and return."""
+
+    def __init__(self, args: Args, envs: gym.vector.VectorEnv, teacher: FlaxModel):
+        self.args, self.teacher = args, teacher
+        self.network: Any = make_network(envs, args)
+        self.memory = FrameMemory(args.buffer_size, envs)
+        self.optimizer = optax.adam(args.learning_rate)
+        obs = np.zeros(envs.observation_space.shape, np.uint8)
+        self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
+        self.packing = Packing(self.params, few=jax.default_backend() != "cpu")
+        self.teacher_packing = Packing(teacher.params, few=self.packing.few)
+
+    # same as dqn_jax.py
+    def init(self) -> Train:
+        fresh = partial(jax.tree.map, jnp.copy, self.params)
+        q_network, target_network = self.packing.pack(fresh()), self.packing.pack(fresh())
+        key = random.fold_in(random.key(self.args.seed), 1)
+        return Train(q_network, target_network, self.optimizer.init(q_network), key)
+
+    # same as dqn_jax.py
+    def agent(self, train: Train) -> Agent:
+        return Agent(self.network, self.packing.unpack(train.q_network))
+
+    def get_loss(
+        self, params: Params, train: Train, teacher: Packed, distill_coeff: Array, batch: Batch
+    ) -> tuple[Array, Array]:
+        """The loss, and with it its parts and the mean of the predicted values."""
+        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        target_network = self.packing.unpack(train.target_network)
+        best_next = self.network.apply(target_network, batch.next_obs).max(1)
+        td_target = batch.rewards + self.args.gamma * best_next * (1 - batch.terminated)
+        all_values = self.network.apply(params, batch.obs)
+        q_values = jnp.take_along_axis(all_values, batch.actions[:, None], 1).squeeze(1)
+        td_loss = jnp.square(q_values - td_target).mean()
+        # KL divergence from the student's policy to the teacher's: summed over actions, a mean over
+        # the batch, like the TD loss
+        taught = self.teacher.network.apply(self.teacher_packing.unpack(teacher), batch.obs)
+        teacher_logprobs = nn.log_softmax(taught / self.args.temperature)
+        logprobs = nn.log_softmax(all_values / self.args.temperature)
+        kl = (jnp.exp(teacher_logprobs) * (teacher_logprobs - logprobs)).sum(1)
+        distill_loss = kl.mean()
+        loss = td_loss + distill_coeff * distill_loss
+        return loss, jnp.stack([loss, td_loss, distill_loss, q_values.mean()])
+
+    def learn(
+        self, train: Train, teacher: Packed, distill_coeff: Array, sums: Array, replay: FrameReplay
+    ) -> tuple[Train, Array]:
+        """One gradient step; what is logged of it is added to the sums."""
+        key, batch_key = random.split(train.key)
+        batch = self.memory.sample(replay, batch_key, self.args.batch_size)
+        params, gradient = (
+            self.packing.unpack(train.q_network),
+            jax.grad(self.get_loss, has_aux=True),
+        )
+        grads, losses = gradient(params, train, teacher, distill_coeff, batch)
+        updates, moments = self.optimizer.update(self.packing.pack(grads), train.moments)
+        q_network = optax.apply_updates(train.q_network, updates)
+        train = train._replace(q_network=q_network, moments=moments, key=key)
+        return train, sums + jnp.stack([losses, jnp.ones(len(TAGS))])
+
+    # same as dqn_jax.py
+    def update_target(self, train: Train) -> Train:
+        """target = tau * network + (1 - tau) * target"""
+        networks = train.q_network, train.target_network
+        return train._replace(target_network=optax.incremental_update(*networks, self.args.tau))
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    envs = make_envs(args, run.name)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
+    num_actions = envs.single_action_space.n
+
+    taught_by = load_teacher(args, envs, ["dqn_atari_jax", run.script.stem], run.device)
+    learner = Learner(args, envs, taught_by)
+    memory = learner.memory
+    q_values = jax.jit(learner.packing.reader(learner.network.apply))
+    teacher_q_values = jax.jit(learner.teacher_packing.reader(learner.teacher.network.apply))
+    learn = jax.jit(learner.learn, donate_argnums=0)
+    update_target = jax.jit(learner.update_target, donate_argnums=0)
+    changes = memory.insert, memory.cut, memory.clear
+    insert, cut, clear = (jax.jit(f, donate_argnums=0) for f in changes)
+    nothing = jnp.zeros((2, len(TAGS)))
+    rng = np.random.default_rng(args.seed)
+    teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
+
+    teacher = learner.teacher_packing.pack(learner.teacher.params)
+    state = dict(train=learner.init(), replay=memory.init(), sums=nothing, teacher=teacher)
+    known = dict(rng=rng, teacher_return=teacher_return, returns=returns)
+    start = run.resume(args.num_turns, **state, **known)
+    train, replay, sums, teacher = (run.state[name] for name in state)
+    del state  # a resumed run has read its own: let go of the other memory
+    if start == 0:
+        played = run.play(learner.teacher, args.teacher_eval_episodes, args.end_e)
+        teacher_return[...] = np.mean(played)
+        run.log({"charts/teacher/avg_episodic_return": teacher_return}, 0)
+        run.say(f"the teacher's mean return is {teacher_return:.2f}")
+    distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
+
+    # First phase: the teacher plays, with less and less chance, and fills the memory.
+    for turn in range(start, args.teacher_turns):
+        # new environments, so that a resumed run is the same run
+        if run.boundary(turn, train=train, replay=replay, sums=sums):
+            envs, obs, ended = new_games(envs, args, f"{run.name}-teacher", run.env_seed)
+            replay = cut(replay)
+        steps = turn * args.num_envs
+        epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
+        actions = act(partial(teacher_q_values, teacher), obs, epsilon, rng, num_actions)
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, steps + args.num_envs, "teacher/")
+
+    # Second phase: the student learns from what the teacher did, and from what it would do.
+    for turn in range(max(start, args.teacher_turns), args.online_turn):
+        run.boundary(turn, train=train, replay=replay, sums=sums)
+        train, sums = learn(train, teacher, distill_coeff, sums, replay)
+        step = turn - args.teacher_turns + 1
+        global_step = args.phases["teacher"] + step
+        if step % args.target_network_frequency == 0:
+            train = update_target(train)
+        if step % 100 == 0 or step == args.offline_steps:
+            run.log(means(OFFLINE, sums[:, : len(OFFLINE)]), global_step)
+            sums = nothing
+        if step % 100_000 == 0 or step == args.offline_steps:
+            played = run.play(learner.agent(train), args.teacher_eval_episodes, args.end_e)
+            run.log({"charts/offline/avg_episodic_return": np.mean(played)}, global_step)
+        if run.evaluation_due(global_step):
+            run.evaluate(learner.agent(train), global_step)
+
+    # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
+    for turn in range(max(start, args.online_turn), args.num_turns):
+        if run.boundary(turn, train=train, replay=replay, sums=sums) or turn == args.online_turn:
+            replay = clear(replay) if turn == args.online_turn else cut(replay)
+            envs, obs, ended = new_games(envs, args, run.name, run.env_seed)
+
+        # Act.
+        steps = (turn - args.online_turn) * args.num_envs
+        explored = args.exploration_fraction * args.total_timesteps
+        epsilon = linear_schedule(args.start_e, args.end_e, explored, args.offline_steps + steps)
+        actions = act(partial(q_values, train.q_network), obs, epsilon, rng, num_actions)
+
+        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
+        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        for step in range(steps + 1, steps + args.num_envs + 1):
+            global_step = args.phases["teacher"] + args.offline_steps + step
+            learning = step > args.learning_starts
+            if learning and step % args.train_frequency == 0:
+                train, sums = learn(train, teacher, distill_coeff, sums, replay)
+            if learning and step % args.target_network_frequency == 0:
+                train = update_target(train)
+            if step % 100 == 0:
+                charts = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff}
+                run.log(means(TAGS, sums) | charts, global_step)
+                sums = nothing
+
+        # Step, and remember it unless it only reset an environment whose episode had ended.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        obs, ended = next_obs, terminated | truncated
+        run.log_episodes(infos, global_step)
+        if "_episode" in infos:
+            returns[:] = [*returns, *infos["episode"]["r"][infos["_episode"]]][-len(returns) :]
+            distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
+        if run.evaluation_due(global_step):
+            run.evaluate(learner.agent(train), global_step)
+
+    envs.close()
+    run.finish(learner.agent(train))
