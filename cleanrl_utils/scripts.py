@@ -27,6 +27,8 @@ RELATIVES = {
     "td3_continuous_action": "ddpg_continuous_action",
     "sac_continuous_action": "td3_continuous_action",
     "sac_atari": "dqn_atari",
+    "qdagger_dqn_atari_impalacnn": "dqn_atari",
+    "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
 }
@@ -114,6 +116,8 @@ class Script:
         """Everything it logs: strings that are tags, and what lists of tags are made of."""
         known: dict[str, Any] = {}
         found = dict.fromkeys(ALWAYS)
+        for whose in re.findall(r'log_episodes\([^()]*"(\w+/)"\)', self.source):
+            found |= {f"charts/{whose}episodic_{what}": None for what in ("return", "length")}
         if "average=" in self.source:
             found |= {"charts/avg_episodic_return": None, "charts/avg_episodic_length": None}
         if "-player{" in self.source:
