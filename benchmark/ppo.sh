@@ -49,6 +49,13 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 3 \
     --workers "${GPU_WORKERS:-1}"
 
+# Atari for two on one GPU, 20 million steps: what counts is the length of games
+python -m cleanrl_utils.benchmark \
+    --env-ids pong_v3 surround_v2 tennis_v3 basketball_pong_v3 \
+    --command "python cleanrl/ppo_pettingzoo_ma_atari.py --async-envs" \
+    --num-seeds 3 \
+    --workers "${GPU_WORKERS:-1}"
+
 # simulation on one GPU, 30 million steps: by torch, and all in one JAX program
 python -m cleanrl_utils.benchmark \
     --env-ids Ant Humanoid Cartpole \

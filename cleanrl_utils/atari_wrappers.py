@@ -55,11 +55,11 @@ class MaxAndSkip(gym.Wrapper):
 
     def step(self, action: int) -> Step:
         frames: list[Frame] = []
-        total_reward = 0.0
+        total_reward: Any = 0.0  # a vector where several play
         for _ in range(self.skip):
             frame, reward, terminated, truncated, info = self.env.step(action)
             frames.append(frame)
-            total_reward += float(reward)
+            total_reward = total_reward + reward
             if terminated or truncated:
                 break  # `frames` holds this step's frames alone, so the last ones are never stale
         return reduce(np.maximum, frames[-2:]), total_reward, terminated, truncated, info
@@ -126,8 +126,8 @@ class FireReset(gym.Wrapper):
 class ClipReward(gym.RewardWrapper):
     """The sign of the reward: one learning rate then fits games that count by 1 or by 1,000."""
 
-    def reward(self, reward: SupportsFloat) -> float:
-        return float(np.sign(float(reward)))
+    def reward(self, reward: Any) -> Any:
+        return np.sign(reward)
 
 
 def _meanings(env: gym.Env) -> list[str]:

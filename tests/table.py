@@ -273,6 +273,16 @@ SCRIPTS = [
         ],
         needs=["ale_py", "cv2", "envpool"],
     ),
+    Script(  # real games, and what is to be learnt, are in tests/test_multi_agent.py
+        name="ppo_pettingzoo_ma_atari",
+        env_id="players:Which",
+        quick=f"{ATARI_QUICK} --num-envs 2 --torch-threads 1",
+        tags=[
+            *PPO_TAGS,
+            *(f"charts/episodic_{x}-player{i}" for x in ("return", "length") for i in (0, 1)),
+        ],
+        needs=["cv2"],
+    ),
     *(
         Script(
             name=name,

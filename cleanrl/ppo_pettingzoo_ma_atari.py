@@ -1,0 +1,288 @@
+"""Proximal Policy Optimization (PPO) for Atari games of several players, by self-play.
+
+    python cleanrl/ppo_pettingzoo_ma_atari.py --env-id pong_v3
+
+Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils import atari_wrappers as atari
+from cleanrl_utils.multi_agent import EachPlayer, count_players, make_game
+from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "pong_v3"
+    """game of PettingZoo; any other of its kind works, too, as module:name"""
+    total_timesteps: int = 20_000_000
+    """steps of the whole training, each player's counted"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: int = 16
+    """players, hence half as many games of two, side by side"""
+    async_envs: bool = False
+    """step each game in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+    num_steps: int = 128
+    """steps of each game between two updates"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of the generalised advantage estimation"""
+    num_minibatches: int = 4
+    """minibatches an epoch is cut into"""
+    update_epochs: int = 4
+    """times an update goes over its rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch"""
+    clip_coef: float = 0.1
+    """how far the policy's probability ratio may move before the objective goes flat"""
+    clip_vloss: bool = True
+    """clip the value function's change likewise"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient over all parameters"""
+    target_kl: float | None = None
+    """end an update after the epoch whose approximate KL divergence passes this"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+    """A function that makes one game; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make_game(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        if ":" not in env_id:  # an Atari game
+            env = atari.NoopReset(env, noop_max=30)  # all games would start alike
+            env = atari.MaxAndSkip(env, skip=4)
+        else:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # rewards unclipped
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env = EachPlayer(env)  # tells each one who it is
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
+    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    players = count_players(args.env_id)
+    each = f"the {players} players of {args.env_id}"
+    require(args.num_envs % players == 0, f"--num-envs must be a multiple of {each}")
+    return vector([one(args.seed + i, i) for i in range(args.num_envs // players)])
+
+
+# same as ppo_atari.py
+def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Actor and critic, two heads on the convolutional network of DQN's Nature paper.
+
+    One network plays all sides: it sees who it is in channels that follow those of the frames.
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        players, channels, *_ = envs.single_observation_space.shape
+        self.network = nn.Sequential(
+            *(layer_init(nn.Conv2d(channels, 32, 8, stride=4)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
+            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
+            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
+        )
+        scale = torch.tensor([1 / 255] * (channels - players) + [1] * players)  # 0 or 1 stay so
+        self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
+        self.critic = layer_init(nn.Linear(512, 1), std=1.0)
+        # near-equal probabilities at first: explore before having opinions
+        self.actor = layer_init(nn.Linear(512, envs.single_action_space.nvec[0]), std=0.01)
+
+    def features(self, obs: Tensor) -> Tensor:
+        """Of bytes, (..., 4 + players, 84, 84)."""
+        pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
+        return self.network(pixels * self.scale).unflatten(0, obs.shape[:-3])
+
+    # same as ppo_atari.py
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        logits = self.actor(self.features(obs))
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        return logits.argmax(-1)
+
+    # same as ppo_atari.py
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self.critic(self.features(obs)).squeeze(-1)
+
+    # same as ppo_atari.py
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        features = self.features(obs)
+        logprobs = self.actor(features).log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return logprob, entropy, self.critic(features).squeeze(-1)
+
+
+# same as ppo.py
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
+    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+# same as ppo.py
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+# same as ppo.py
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+    obs, actions, logprobs, values, advantages, returns, real = minibatch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
+    approx_kl = masked_mean(ratio - 1 - logratio, real)
+    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
+    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.name)
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    learn = run.accelerate(partial(update, agent, optimizer, args))
+
+    # One rollout, (num_steps, games, players). obs has one row more: what the last actions led to.
+    obs_shape, action_shape = envs.observation_space.shape, envs.action_space.shape
+    obs = torch.zeros(args.num_steps + 1, *obs_shape, dtype=torch.uint8, device=device)
+    actions = torch.zeros(args.num_steps, *action_shape, dtype=torch.long, device=device)
+    record = np.zeros((4, args.num_steps, *action_shape), np.float32)
+
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    for iteration in range(start, args.num_iterations):
+        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
+            envs.close()
+            envs = make_envs(args, run.name)
+            next_obs, _ = envs.reset(seed=run.env_seed)
+            ended = np.zeros(action_shape, bool)
+        if args.anneal_lr:
+            remaining = 1 - iteration / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+
+        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        for step in range(args.num_steps):
+            obs[step] = torch.as_tensor(next_obs)
+            actions[step] = sample(obs[step])
+            next_obs, _, _, trunc, infos = envs.step(actions[step].cpu().numpy())
+            reward, term, trunc = infos["rewards"], infos["dead"], trunc[:, None]
+            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            ended = term | trunc
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            run.log_episodes(infos, global_step)  # the first player's
+            for i in np.flatnonzero(infos.get("_returns", [])):
+                for player, total in enumerate(infos["returns"][i]):
+                    length, suffix = infos["episode"]["l"][i], f"-player{player}"
+                    run.log_episode(total, length, global_step, suffix)
+        obs[-1] = torch.as_tensor(next_obs)
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        with torch.no_grad():
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
+            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
+        advantages = gae(rewards, values, terminated, done, args)
+        returns = advantages + values[:-1]
+        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 2).to(device) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.batch_size, device=device)
+            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+            losses += [learn(*minibatch) for minibatch in minibatches]
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                break
+
+        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "losses/value_loss": v_loss,
+            "losses/policy_loss": pg_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
+        }
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+
+    envs.close()
+    run.finish(agent)

@@ -1,0 +1,152 @@
+"""Games of several players before one screen, as a Gymnasium environment: PettingZoo's for Atari.
+
+    env = make_game("pong_v3")     # frames, and a vector of rewards: one of each player
+    ...                            # wrappers of frames
+    env = EachPlayer(env)          # (players, ...) observations, an action of each player
+
+What `EachPlayer` returns as reward is the first player's: evaluation is self-play, and its return
+is that of the first player. Those of all of them are in the infos: `rewards`, `returns` of an ended
+episode, and `dead`, who takes no part any more. Vector environments hand them on, (games, players).
+"""
+
+import difflib
+import importlib
+import os
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from cleanrl_utils.envs import record_video
+from cleanrl_utils.errors import BadInput, missing_package, require
+
+
+def make_game(env_id: str, video_folder: str | Path | None = None) -> gym.Env:
+    """An Atari game of PettingZoo, say pong_v3, or what `parallel_env` of module:name makes."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    mode = None if video_folder is None else "rgb_array"
+    if ":" in env_id:
+        module, _, name = env_id.partition(":")
+        game = getattr(importlib.import_module(module), name).parallel_env(render_mode=mode)
+    else:
+        roms, maker = find_roms(), find_atari(env_id)
+        gray = {"obs_type": "grayscale_image"}  # fastest from the console itself
+        game = maker.parallel_env(render_mode=mode, auto_rom_install_path=roms, **gray)
+    env = Game(game, mode)
+    return env if video_folder is None else record_video(env, Path(video_folder))
+
+
+def count_players(env_id: str) -> int:
+    game = make_game(env_id)
+    game.close()
+    return game.unwrapped.num_players  # type: ignore[attr-defined]
+
+
+def find_roms() -> str:
+    try:
+        import ale_py
+    except ImportError:
+        raise missing_package("ale-py", "pettingzoo") from None
+    return str(Path(ale_py.__file__).parent / "roms")
+
+
+def find_atari(env_id: str) -> Any:
+    try:
+        import pettingzoo.atari as atari
+
+        names = [x.name for x in pkgutil.iter_modules(atari.__path__) if "_v" in x.name]
+        if env_id in names:
+            return importlib.import_module(f"pettingzoo.atari.{env_id}")
+    except ImportError:
+        raise missing_package("pettingzoo[atari]", "pettingzoo") from None
+    near = difflib.get_close_matches(env_id, names, n=3, cutoff=0.5) or names
+    raise BadInput(f"--env-id: PettingZoo has no Atari game {env_id}; it has {', '.join(near)}")
+
+
+class Game(gym.Env):
+    """A PettingZoo game whose players see the same; each step returns a reward of each player."""
+
+    def __init__(self, game: Any, render_mode: str | None = None):
+        inner = game.unwrapped  # without wrappers that only check, at twice the speed
+        self.game = inner if hasattr(inner, "possible_agents") and not is_aec(inner) else game
+        self.players = list(self.game.possible_agents)
+        self.num_players = len(self.players)
+        self.metadata, self.render_mode = dict(game.metadata), render_mode
+        pictures, actions = (
+            [space(player) for player in self.players]
+            for space in (self.game.observation_space, self.game.action_space)
+        )
+        alike = all(x == space[0] for space in (pictures, actions) for x in space)
+        discrete = isinstance(actions[0], gym.spaces.Discrete)
+        require(alike and discrete, "--env-id: its players must all have the same discrete actions")
+        height, width, channels = pictures[0].shape
+        shape = (height, width) if channels == 1 else (height, width, channels)
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = gym.spaces.MultiDiscrete([actions[0].n] * self.num_players)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        obs, _ = self.game.reset(seed=seed)
+        self.dead = np.zeros(self.num_players, bool)
+        return self._screen(obs), {"dead": self.dead.copy()}
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        """One action of each player, or a single one for all of them."""
+        actions = np.broadcast_to(action, self.num_players).tolist()
+        chosen = zip(self.players, actions, self.dead, strict=True)
+        outcome = self.game.step({player: action for player, action, dead in chosen if not dead})
+        obs, reward, terminated, truncated, _ = outcome
+        self.dead |= [terminated.get(player, True) for player in self.players]
+        rewards = np.array([reward.get(player, 0) for player in self.players], np.float64)
+        ends = bool(self.dead.all()), any(truncated.values())
+        return self._screen(obs), rewards, *ends, {"dead": self.dead.copy()}
+
+    def _screen(self, obs: dict[str, np.ndarray]) -> np.ndarray:
+        return next(iter(obs.values())).reshape(self.observation_space.shape)
+
+    def get_action_meanings(self) -> list[str]:
+        return ["NOOP"]  # action 0 of every Atari game
+
+    def render(self) -> np.ndarray:
+        return self.game.render()
+
+    def close(self) -> None:
+        self.game.close()
+
+
+def is_aec(game: Any) -> bool:
+    """Whether players take turns; those of a `parallel_env` act at the same time."""
+    return hasattr(game, "agent_selection") or hasattr(game, "agent_iter")
+
+
+class EachPlayer(gym.Wrapper):
+    """Frames, (n, height, width), for each player: with one more channel per player, which is 1 for
+    the one who looks, and 0 for the others."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.num_players = env.unwrapped.num_players  # type: ignore[attr-defined]
+        frames, *size = env.observation_space.shape  # type: ignore[misc]
+        shape = (self.num_players, frames + self.num_players, *size)
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        self.view = np.zeros(shape, np.uint8)
+        self.view[:, frames:] = np.eye(self.num_players)[:, :, None, None]
+        self.frames = frames
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        frames, info = self.env.reset(**kwargs)
+        return self._seen(frames), info | {"rewards": np.zeros(self.num_players)}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        frames, rewards, terminated, truncated, info = self.env.step(action)
+        if "episode" in info:
+            info["returns"] = np.asarray(info["episode"]["r"])
+            info["episode"] = info["episode"] | {"r": info["returns"][0]}
+        info["rewards"] = rewards
+        return self._seen(frames), float(rewards[0]), terminated, truncated, info
+
+    def _seen(self, frames: np.ndarray) -> np.ndarray:
+        self.view[:, : self.frames] = frames
+        return self.view.copy()
