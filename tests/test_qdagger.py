@@ -379,15 +379,15 @@ def test_every_phase_resumes_exactly(name: str, train: Callable, monkeypatch) ->
     see_each_picture_once(monkeypatch)
     env_id = "probes:ProbeConstantPixels-v0"
     untrained_teacher(teacher, env_id)
-    # turns: 6 of the teacher, 6 offline, 18 online, and a checkpoint at every second one
+    # turns: 12 of the teacher, 12 offline, 54 online, and a checkpoint at every sixth one
     flags = f"--env-id {env_id} --teacher-model teacher.cleanrl_model --teacher-eval-episodes 2"
-    flags += " --num-envs 2 --teacher-steps 12 --offline-steps 6 --total-timesteps 36"
-    flags += " --learning-starts 4 --train-frequency 4 --batch-size 2 --buffer-size 40"
-    flags += " --target-network-frequency 3 --checkpoints 15 --save-model --eval-episodes 1"
+    flags += " --num-envs 2 --teacher-steps 24 --offline-steps 12 --total-timesteps 108"
+    flags += " --learning-starts 4 --train-frequency 8 --batch-size 2 --buffer-size 40"
+    flags += " --target-network-frequency 5 --checkpoints 13 --save-model --eval-episodes 1"
     whole = train(name, flags, "whole")
-    boundary, deaths = Run.boundary, [5, 7, 11, 13, 27]
+    boundary, deaths = Run.boundary, [7, 13, 19, 25, 43]
     if name == JAX_NAME:  # which takes longer to start; tests/test_scripts.py has it die offline
-        deaths = [5, 27]
+        deaths = [7, 43]
 
     def dies(run: Run, iteration: int, **state: Any) -> bool:
         if deaths and iteration == deaths[0]:
@@ -451,3 +451,18 @@ def test_a_trained_teacher_helps(train: Callable, monkeypatch) -> None:
         return 1000
 
     assert steps_to_learn(1.0) < 90 < steps_to_learn(0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("buffer_device", ["cuda", "cpu"])
+def test_graphs_learn_what_eager_code_learns(buffer_device: str, train: Callable) -> None:
+    """On a GPU, through all three phases; the memory is cleared under the graph's feet."""
+    env_id = "probes:ProbeConstantPixels-v0"  # all actions are as good: none tips the scales
+    untrained_teacher("dqn_atari", env_id)
+    flags = f"--env-id {env_id} --teacher-model teacher.cleanrl_model --teacher-eval-episodes 2"
+    flags += " --num-envs 2 --teacher-steps 60 --offline-steps 100 --total-timesteps 300"
+    flags += " --learning-starts 20 --train-frequency 4 --buffer-size 200 --checkpoints 3"
+    flags += f" --target-network-frequency 20 --buffer-device {buffer_device}"
+    eager, graph = (train(NAME, flags + mode) for mode in (" --no-cudagraphs", ""))
+    for ours, wanted in zip(graph.rows(), eager.rows(), strict=True):
+        assert ours[:2] == wanted[:2] and ours[2] == pytest.approx(wanted[2], rel=1e-2, abs=1e-4)
