@@ -318,8 +318,10 @@ if __name__ == "__main__":
 
     start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, felt=felt)
     if start == 0:  # random steps show what frames look like
+        warm_up = args.num_iterations_obs_norm_init
+        run.say(f"{warm_up * args.batch_size:,} random steps come first, for statistics of frames")
         envs.reset()
-        for _ in range(args.num_iterations_obs_norm_init):
+        for _ in range(warm_up):
             for step in range(args.num_steps):
                 action = np.random.randint(envs.single_action_space.n, size=args.num_envs)
                 obs[step] = to_device(envs.step(action)[0], device)

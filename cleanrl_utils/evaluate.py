@@ -125,16 +125,17 @@ def play(
     video: bool,
     run_name: str,
     epsilon: float = 0.0,
+    lengths: list[float] | None = None,
 ) -> list[float]:
     """Returns of `episodes` episodes, one per environment, so that short ones are not favoured;
-    `epsilon` of the actions are random."""
+    `epsilon` of the actions are random. Their lengths are added to `lengths`."""
     envs = gym.vector.SyncVectorEnv(
         [make_env(env_id, seed + i, i, video, run_name) for i in range(episodes)]
     )
     obs, _ = envs.reset(seed=seed)
     space, random = envs.single_action_space, np.random.default_rng(seed)
     space.seed(seed)
-    returns = np.full(episodes, np.nan)
+    returns, counts = np.full((2, episodes), np.nan)
     first, ended = np.ones(episodes, bool), np.zeros(episodes, bool)
     while np.isnan(returns).any():
         actions = policy(obs, first)
@@ -148,7 +149,10 @@ def play(
         if "_episode" in infos:
             new = infos["_episode"] & np.isnan(returns)
             returns[new] = infos["episode"]["r"][new]
+            counts[new] = infos["episode"]["l"][new]
     envs.close()
+    if lengths is not None:
+        lengths += counts.tolist()
     return returns.tolist()
 
 

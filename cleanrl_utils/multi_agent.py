@@ -29,7 +29,11 @@ def make_game(env_id: str, video_folder: str | Path | None = None) -> gym.Env:
     mode = None if video_folder is None else "rgb_array"
     if ":" in env_id:
         module, _, name = env_id.partition(":")
-        game = getattr(importlib.import_module(module), name).parallel_env(render_mode=mode)
+        try:
+            maker = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"--env-id {env_id}: {error}") from None
+        game = maker.parallel_env(render_mode=mode)
     else:
         roms, maker = find_roms(), find_atari(env_id)
         gray = {"obs_type": "grayscale_image"}  # fastest from the console itself
@@ -69,8 +73,8 @@ class Game(gym.Env):
     """A PettingZoo game whose players see the same; each step returns a reward of each player."""
 
     def __init__(self, game: Any, render_mode: str | None = None):
-        inner = game.unwrapped  # without wrappers that only check, at twice the speed
-        self.game = inner if hasattr(inner, "possible_agents") and not is_aec(inner) else game
+        inner = game.unwrapped  # twice as fast as with wrappers that only check
+        self.game = game if hasattr(inner, "agent_iter") else inner  # there players take turns
         self.players = list(self.game.possible_agents)
         self.num_players = len(self.players)
         self.metadata, self.render_mode = dict(game.metadata), render_mode
@@ -114,11 +118,6 @@ class Game(gym.Env):
 
     def close(self) -> None:
         self.game.close()
-
-
-def is_aec(game: Any) -> bool:
-    """Whether players take turns; those of a `parallel_env` act at the same time."""
-    return hasattr(game, "agent_selection") or hasattr(game, "agent_iter")
 
 
 class EachPlayer(gym.Wrapper):

@@ -286,10 +286,12 @@ class Run:
         filmed = any((Path("videos") / self.name).glob("*.mp4"))  # not where EnvPool or JAX step
         film = self.args.capture_video and not filmed
         if self.make_env and (self.args.save_model or film):
-            returns = self._play(agent, video=self.args.capture_video)
-            for episode, value in enumerate(returns):
+            lengths: list[float] = []
+            returns = self._play(agent, video=self.args.capture_video, lengths=lengths)
+            for episode, (value, length) in enumerate(zip(returns, lengths, strict=True)):
                 self._write(episode, "eval/episodic_return", value)
-            summary["eval_returns"] = returns
+                self._write(episode, "eval/episodic_length", length)
+            summary |= {"eval_returns": returns, "eval_lengths": lengths}
             score = f"{np.mean(returns):.2f} ± {np.std(returns):.2f}"
             self.say(f"evaluation: {score} ({len(returns)} episodes)")
         self._log_videos()
@@ -401,6 +403,7 @@ class Run:
         episodes: int | None = None,
         name: str = "",
         epsilon: float = 0.0,
+        lengths: list[float] | None = None,
     ) -> list[float]:
         if self.make_env is None:
             raise BadInput("--eval-frequency: this script has no environment to evaluate in")
@@ -408,9 +411,8 @@ class Run:
         name = name or f"{self.name}-eval"
         with rng.preserved():
             policy = evaluate.as_policy(agent, self.device)
-            return evaluate.play(
-                policy, self.make_env, self.args.env_id, episodes, seed, video, name, epsilon
-            )
+            env = self.make_env, self.args.env_id
+            return evaluate.play(policy, *env, episodes, seed, video, name, epsilon, lengths)
 
     def _stop_on(self, tag: str, value: float, step: int) -> None:
         self._close()

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TAG = re.compile(r"^(charts|episode|losses|eval)(/[\w-]+){1,2}$")
 ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
-ALWAYS += ["eval/episodic_return", "eval/mean_return", "eval/std_return"]
+ALWAYS += ["eval/episodic_return", "eval/episodic_length", "eval/mean_return", "eval/std_return"]
 # A variant is compared with the script that its name continues, these with another one.
 RELATIVES = {
     "rpo_continuous_action": "ppo_continuous_action",

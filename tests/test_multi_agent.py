@@ -116,9 +116,12 @@ def values_of(done, env_id: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_one_network_plays_both_sides(train, monkeypatch) -> None:
     """They see the same pictures, and have to do the opposite."""
     see_each_picture_once(monkeypatch)
-    done = train(NAME, f"--env-id players:Which --total-timesteps 640 {LEARN}")
+    flags = "--env-id players:Which --total-timesteps 640 --save-model --eval-episodes 2"
+    done = train(NAME, f"{flags} {LEARN}")
     values, actions = values_of(done, "players:Which")
     assert actions.tolist() == [0, 1] and (values - 1).abs().max() < 0.1
+    found = [(tag, value) for _, tag, value in done.rows() if tag.startswith("eval/")]
+    assert found == [("eval/episodic_return", 1), ("eval/episodic_length", 1)] * 2
 
 
 def test_time_limits_are_no_ends(train, monkeypatch) -> None:
@@ -132,6 +135,8 @@ def test_time_limits_are_no_ends(train, monkeypatch) -> None:
     "flags, words",
     [
         ("--env-id pong_v2", "pong_v3"),
+        ("--env-id players:Nobody", "--env-id players:Nobody: "),
+        ("--env-id nowhere:Which", "--env-id nowhere:Which: "),
         ("--env-id players:Which --num-envs 3", "--num-envs must be a multiple of the 2 players"),
     ],
 )
