@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Discrete
 from hub import Hub
 from probes import see_each_picture_once
 from table import untrained_teacher
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_huggingface import command
 from test_scripts import Killed
 from torch import nn
@@ -406,6 +407,11 @@ def test_every_phase_resumes_exactly(name: str, train: Callable, monkeypatch) ->
     resumed = train(name, f"--resume {record.parent}")
     assert resumed.rows() == whole.rows()
     assert resumed.model() == whole.model()
+    # TensorBoard has it all, too: also what was logged at the very step of a checkpoint
+    events = EventAccumulator(str(resumed.folder), {"scalars": 0}).Reload()
+    for tag in ("charts/teacher/avg_episodic_return", "charts/offline/loss", "losses/loss"):
+        wanted = [step for step, logged, _ in whole.rows() if logged == tag]
+        assert [event.step for event in events.Scalars(tag)] == wanted != []
 
 
 def taught(env_id: str) -> None:
