@@ -156,16 +156,9 @@ def convolutions(frames: int, activation: type[nn.Module]) -> list[nn.Module]:
     ]
 
 
-class Critic(nn.Module):
-    """Two values of each observation: of the game's rewards, and of curiosity."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.extra = nn.Sequential(layer_init(nn.Linear(448, 448), std=0.1), nn.ReLU())
-        self.output = layer_init(nn.Linear(448, 2), std=0.01)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.output(features + self.extra(features))
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
 
 
 class Agent(nn.Module):
@@ -182,7 +175,9 @@ class Agent(nn.Module):
             *(layer_init(nn.Linear(64 * 7 * 7, 256)), nn.ReLU()),
             *(layer_init(nn.Linear(256, 448)), nn.ReLU()),
         )
-        self.critic = Critic()
+        extra = Residual(layer_init(nn.Linear(448, 448), std=0.1), nn.ReLU())
+        # two values of each observation: of the game's rewards, and of curiosity
+        self.critic = nn.Sequential(extra, layer_init(nn.Linear(448, 2), std=0.01))
         # near-equal probabilities at first: explore before having opinions
         output = layer_init(nn.Linear(448, envs.single_action_space.n), std=0.01)
         self.actor = nn.Sequential(layer_init(nn.Linear(448, 448), std=0.01), nn.ReLU(), output)

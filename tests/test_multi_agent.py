@@ -126,7 +126,10 @@ def test_one_network_plays_both_sides(train, monkeypatch) -> None:
 
 def test_time_limits_are_no_ends(train, monkeypatch) -> None:
     see_each_picture_once(monkeypatch)
-    done = train(NAME, f"--env-id players:Endless --total-timesteps 1200 {LEARN} --no-clip-vloss")
+    done = train(
+        NAME,
+        f"--env-id players:Endless --total-timesteps 800 {LEARN} --no-clip-vloss --gae-lambda 1",
+    )
     values, _ = values_of(done, "players:Endless")
     assert (values - torch.tensor([10.0, -10])).abs().max() < 1
 
