@@ -175,7 +175,7 @@ class Agent(nn.Module):
                 *(layer_init(nn.Linear(64 * 7 * 7, dim)), nn.ReLU()),
             )
         else:
-            self.encoder = nn.Sequential(layer_init(nn.Linear(shape[0], dim)), nn.ReLU())
+            self.encoder = layer_init(nn.Linear(shape[0], dim))
         self.register_buffer("waves", 1e4 ** (-torch.arange(0, dim, 2) / dim), persistent=False)
         if self.marks == "learned":
             self.learned = nn.Parameter(torch.randn(LONGEST, dim))

@@ -149,19 +149,21 @@ def test_the_first_gradient_finds_the_policy_that_acted(train) -> None:
 
 
 def test_it_remembers_what_is_in_reach(train) -> None:
-    """Of twenty episodes chance gets half right. The cue is four steps back where it counts."""
-    flags = f"{PROBE} --num-envs 16 --num-steps 24 --num-minibatches 2 --init-lr 0.003"
+    """Of twenty episodes chance gets half right. The cue is four steps back where it counts, and
+    with rollouts of four steps always in another one."""
+    flags = f"{PROBE} --num-envs 64 --num-steps 4 --num-minibatches 2 --init-lr 0.005"
     flags += " --clip-coef 0.2 --trxl-num-layers 1 --save-model --eval-episodes 20 --checkpoints 2"
-    for length, total, low, high in ((4, 9000, 1, 1), (3, 3000, 0.1, 0.9)):
+    for length, total, low, high in ((4, 12800, 1, 1), (3, 2560, 0.1, 0.9)):
         done = train("ppo_trxl", f"{flags} --trxl-memory-length {length} --total-timesteps {total}")
         returns = [value for _, tag, value in done.rows() if tag == "eval/episodic_return"]
         assert low <= np.mean(returns) <= high
-        metrics = done.variables["metrics"]
-        assert metrics["episode/l_mean"] == 5 and 0 < metrics["episode/t_mean"] < 60
         # an episode takes five steps, the sixth only resets
-        positions = done.variables["positions"][0, length:]
-        assert positions.tolist() == [0, 1, 2, 3, 4, 5] * 4
-        assert np.flatnonzero(done.variables["real"][:, 0] == 0).tolist() == [5, 11, 17, 23]
+        positions, real = (done.variables[name].numpy() for name in ("positions", "real"))
+        assert (np.diff(positions) % 6 == 1).all() and positions.max() == 5
+        assert np.array_equal(real.T == 0, positions[:, length:] == 5)
+    lengths = [value for _, tag, value in done.rows() if tag == "episode/l_mean"]
+    assert set(lengths) == {5.0} and len(lengths) < total // 256  # in some rollouts none ended
+    assert 0 < done.variables["metrics"].get("episode/t_mean", 1) < 60
 
 
 QUICK = "--total-timesteps 160 --num-envs 2 --num-steps 40 --num-minibatches 2 --update-epochs 1"
