@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -560,10 +560,15 @@ def git_state(folder: Path) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Of the packages that are loaded: those are the ones that can matter."""
     tops = {name.partition(".")[0] for name in list(sys.modules)}
-    owners = importlib.metadata.packages_distributions()
-    names = {owner for top in tops for owner in owners.get(top, [])}
+    names = {owner for top in tops for owner in owners().get(top, [])}
     found = {name: importlib.metadata.version(name) for name in sorted(names, key=str.lower)}
     return {"python": platform.python_version(), **found}
+
+
+@cache
+def owners() -> Mapping[str, list[str]]:
+    """The packages that a module's first name can come from."""
+    return importlib.metadata.packages_distributions()
 
 
 def hardware(device: Any) -> dict[str, Any]:
