@@ -60,8 +60,9 @@ def draw(options: argparse.Namespace) -> None:
 
     runs = [run for run in results.find_runs(options.folder) if run.finished]
     steps = np.linspace(0, options.total_timesteps, 101)[1:]
-    size = (5 * len(options.env_ids), 3.5)
-    figure, panels = plt.subplots(1, len(options.env_ids), figsize=size, squeeze=False)
+    size = (5 * len(options.env_ids), 4)
+    columns = len(options.env_ids)
+    figure, panels = plt.subplots(1, columns, figsize=size, squeeze=False, layout="constrained")
     for panel, env_id in zip(panels[0], options.env_ids, strict=True):
         for script, label in LABELS.items():
             mine = [
@@ -74,13 +75,12 @@ def draw(options: argparse.Namespace) -> None:
             curves = np.stack([np.interp(steps, c.step, c.episodic_return) for c in mine])
             final = curves[:, -10:].mean(1)
             print(f"{env_id}, {label}: {final.mean():.1f} ± {final.std():.1f}, {len(mine)} seeds")
-            (line,) = panel.plot(steps, curves.mean(0), label=label)
+            (line,) = panel.plot(steps / 1000, curves.mean(0), label=label)
             low, high = curves.min(0), curves.max(0)
-            panel.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
-        panel.set(title=env_id, xlabel="steps", ylabel="episodic return")
-    panels[0][0].legend()
+            panel.fill_between(steps / 1000, low, high, alpha=0.2, color=line.get_color())
+        panel.set(title=env_id, xlabel="thousand steps", ylabel="episodic return")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center")
     options.figure.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
     figure.savefig(options.figure, dpi=120)
     print(f"figure: {options.figure}")
 
