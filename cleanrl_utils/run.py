@@ -124,7 +124,8 @@ class Run:
         """True at the run's boundaries, where a checkpoint is written and environments start anew.
 
         They lie at fixed places, whether or not anybody ever resumes: so a resumed run meets the
-        same environments as one that was never interrupted. `changed` replaces immutable state.
+        same environments as one that was never interrupted. Environments that are part of the state
+        (JAX's) just go on. `changed` replaces immutable state.
         """
         if iteration != self._next:
             return False

@@ -44,8 +44,9 @@ class RunArgs:
     resume: str | None = None
     """folder of a run to continue from its last checkpoint; its settings are taken over"""
     checkpoints: int | None = None
-    """checkpoints per run, evenly spaced; environments start anew at each; 0 turns them off; unset:
-    10, or 0 where one could take more than 1 GiB (large replay memory)"""
+    """checkpoints per run, evenly spaced; environments start anew at each, except JAX's own, which
+    go on; 0 turns them off; unset: 10, or 0 where one could take more than 1 GiB (large replay
+    memory)"""
     eval_frequency: int = 0
     """evaluate about every so many steps, on environments of its own; 0: only at the end"""
     eval_episodes: int = 10
