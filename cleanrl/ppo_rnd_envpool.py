@@ -298,13 +298,13 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    policy = run.oracle(torch.no_grad()(partial(agent.act, greedy=False)))
     learn = run.accelerate(partial(update, agent, optimizer, args))
 
     # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
     shape = (args.num_steps + 1, args.num_envs, *envs.single_observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
-    actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
+    actions = np.zeros((args.num_steps, args.num_envs), np.int64)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     # Two streams of rewards, the game's and curiosity: only one of them has ends.
     gamma, episodic = torch.tensor([args.gamma, args.int_gamma]), torch.tensor([1.0, 0.0])
@@ -335,9 +335,9 @@ if __name__ == "__main__":
         # Collect. Only actions are needed now; the rest is computed in one go afterwards.
         games = []  # that ended: at which step of the run, and where in the rollout
         for step in range(args.num_steps):
-            obs[step] = to_device(next_obs, device)
-            actions[step] = sample(obs[step])
-            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            obs[step] = policy.ask(next_obs)  # which are then on the device
+            actions[step] = policy.answer()
+            next_obs, reward, term, trunc, infos = envs.step(actions[step])
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
@@ -351,8 +351,9 @@ if __name__ == "__main__":
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         frames = obs[1:, :, -1]  # the newest of what each action led to
+        chosen = torch.as_tensor(actions, device=device)
         with torch.no_grad():
-            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], chosen)
             values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
             curiosity = agent.prediction_error(frames).sum(-1).cpu() / 2
         at_end = [curiosity[step, i].item() for _, step, i in games]
@@ -366,7 +367,7 @@ if __name__ == "__main__":
         advantages = gae(rewards, values, terminated, done, gamma, args)
         returns = advantages + values[:-1]
         advantages = advantages @ coefs
-        rollout = (obs[:-1], frames, actions, logprobs, values[:-1], advantages, returns, real)
+        rollout = (obs[:-1], frames, chosen, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):

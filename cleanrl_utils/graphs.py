@@ -86,20 +86,24 @@ class Oracle:
     def __init__(self, function: Callable, device: torch.device, capture: Callable):
         self.function, self.device = function, device
         self.question: Any = None  # pinned memory, once the shapes are known
+        self.there: Any = None  # the question on the device
         self.reply: Any = None
         self.arrived = torch.cuda.Event() if device.type == "cuda" else None
         self.consult = capture(self._consult)
 
-    def ask(self, obs: np.ndarray) -> None:
+    def ask(self, obs: np.ndarray) -> Tensor:
+        """Returns the observations on the device; the next question overwrites them there."""
         if self.arrived is None:
-            self.reply = self.function(as_tensor(obs))
-            return
+            self.there = as_tensor(obs)
+            self.reply = self.function(self.there)
+            return self.there
         if self.question is None:
             x = as_tensor(obs)
             self.question, self.there = x.pin_memory(), x.to(self.device)
         self.question.numpy()[...] = obs
         self.consult()
         self.arrived.record()
+        return self.there
 
     def _consult(self) -> None:
         self.there.copy_(self.question, non_blocking=True)
