@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,8 +28,10 @@ class CsvWriter:
         self.file = open(path, "a", buffering=1 << 16)
         self.flushed = time.monotonic()
 
-    def write(self, step: int, seconds: float, tag: str, value: float) -> None:
-        self.file.write(f"{step},{seconds:.3f},{tag},{value!r}\n")
+    def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """A row for each of the values, which are by tag."""
+        start = f"{step},{seconds:.3f},"
+        self.file.write("".join([f"{start}{tag},{value!r}\n" for tag, value in values.items()]))
         if time.monotonic() - self.flushed > 1:
             self.flush()
 

@@ -142,11 +142,11 @@ class Run:
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write scalars under their tags; a loss that is not finite ends the run."""
         self._step = step
-        for tag, value in to_floats(metrics).items():
+        values = to_floats(metrics)
+        for tag, value in values.items():
             if not math.isfinite(value) and (tag.startswith("losses/") or tag.endswith("loss")):
                 self._stop_on(tag, value, step)
-            self._write(step, tag, value)
-        self._write(step, "charts/SPS", self._speed(step))
+        self._write(step, values | {"charts/SPS": self._speed(step)})
         self._progress.update(step)
 
     def log_episodes(self, infos: Mapping[str, Any], step: int, whose: str = "") -> None:
@@ -175,9 +175,9 @@ class Run:
             for name in ("returns", "lengths"):
                 recent = list(getattr(self._progress, name))[-average:]
                 tag = f"charts/avg_episodic_{name.removesuffix('s')}{suffix}"
-                self._write(step, tag, sum(recent) / len(recent))
-        self._write(step, f"charts/{whose}episodic_return{suffix}", float(episodic_return))
-        self._write(step, f"charts/{whose}episodic_length{suffix}", float(length))
+                self._write(step, {tag: sum(recent) / len(recent)})
+        self._write(step, {f"charts/{whose}episodic_return{suffix}": float(episodic_return)})
+        self._write(step, {f"charts/{whose}episodic_length{suffix}": float(length)})
         self._progress.update(step)
 
     def log_rollout(self, returns: Any, lengths: Any, step: int, average: int = 0) -> None:
@@ -187,10 +187,9 @@ class Run:
         """
         returns, lengths = np.asarray(returns), np.asarray(lengths)
         num_steps, num_envs = returns.shape
-        ended = np.argwhere(~np.isnan(returns))
-        steps = [step - (num_steps - 1 - t) * num_envs for t in ended[:, 0].tolist()]
-        at = tuple(ended.T)
-        values, counts = returns[at].tolist(), lengths[at].astype(float).tolist()
+        ended = np.flatnonzero(~np.isnan(returns))
+        steps = (step - (num_steps - 1 - ended // num_envs) * num_envs).tolist()
+        values, counts = (x.ravel()[ended].astype(float).tolist() for x in (returns, lengths))
         if average:
             for episode in zip(values, counts, steps, strict=True):
                 self.log_episode(*episode, average=average)
@@ -205,6 +204,8 @@ class Run:
         Of those that share a step, TensorBoard gets the mean: it could not show them anyway.
         """
         self._csv.write_column(steps, self._seconds(), tag, values)
+        if not self._writers:
+            return
         pairs = zip(steps, values, strict=True)
         groups = {step: [x[1] for x in same] for step, same in groupby(pairs, lambda x: x[0])}
         for writer in self._writers:
@@ -216,8 +217,8 @@ class Run:
         if self.evaluation_due(step) and self.writes:
             self._last_eval = step
             returns = self._play(agent, video=False)
-            self._write(step, "eval/mean_return", float(np.mean(returns)))
-            self._write(step, "eval/std_return", float(np.std(returns)))
+            self._write(step, {"eval/mean_return": float(np.mean(returns))})
+            self._write(step, {"eval/std_return": float(np.std(returns))})
 
     def play(self, agent: Any, episodes: int, epsilon: float = 0.0) -> list[float]:
         """Returns of episodes, with `epsilon` of the actions random; training does not notice."""
@@ -290,8 +291,8 @@ class Run:
             lengths: list[float] = []
             returns = self._play(agent, video=self.args.capture_video, lengths=lengths)
             for episode, (value, length) in enumerate(zip(returns, lengths, strict=True)):
-                self._write(episode, "eval/episodic_return", value)
-                self._write(episode, "eval/episodic_length", length)
+                self._write(episode, {"eval/episodic_return": value})
+                self._write(episode, {"eval/episodic_length": length})
             summary |= {"eval_returns": returns, "eval_lengths": lengths}
             score = f"{np.mean(returns):.2f} ± {np.std(returns):.2f}"
             self.say(f"evaluation: {score} ({len(returns)} episodes)")
@@ -349,10 +350,11 @@ class Run:
     def _speed(self, step: int) -> float:
         return (step - self._start_step) / max(self._seconds() - self._start_seconds, 1e-9)
 
-    def _write(self, step: int, tag: str, value: float) -> None:
-        self._csv.write(step, self._seconds(), tag, value)
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        self._csv.write(step, self._seconds(), values)
         for writer in self._writers:
-            writer.write(step, tag, value)
+            for tag, value in values.items():
+                writer.write(step, tag, value)
 
     def _write_record(self) -> None:
         record = {

@@ -152,9 +152,10 @@ class Runs(Run):
         self._pending = None
         shape = (len(self.all), -1, returns.shape[-1])
         returns, lengths = returns.reshape(shape), lengths.reshape(shape)
-        for i, run in enumerate(self.all):
+        rows = zip(*(column.tolist() for column in metrics.values()), strict=True)
+        for i, (run, row) in enumerate(zip(self.all, rows, strict=True)):
             run.log_rollout(returns[i], lengths[i], step)
-            run.log({tag: value[i] for tag, value in metrics.items()}, step)
+            run.log(dict(zip(metrics, row, strict=True)), step)
 
     def _about(self) -> dict[str, Any]:
         return super()._about() | {"siblings": [run._about() for run in self.siblings]}
