@@ -72,7 +72,7 @@ class Args(RunsArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
         if self.backend != Brax.BACKENDS[0] and "-" not in self.env_id:
             self.env_id += f"-{self.backend}"  # so that an evaluation has the same physics
-        self.segment = segment_length(self.num_iterations)  # iterations between two reports
+        self.segment = segment_length(self.num_iterations, self.num_seeds)  # iterations per report
 
 
 TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "old_approx_kl")]

@@ -67,7 +67,7 @@ class Args(RunsArgs):
         divides = self.batch_size % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide {batch}")
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
-        self.segment = segment_length(self.num_iterations)  # iterations between two reports
+        self.segment = segment_length(self.num_iterations, self.num_seeds)  # iterations per report
 
 
 TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "old_approx_kl")]

@@ -20,7 +20,7 @@ from jax import Array, random
 
 from cleanrl_utils.buffers_jax import Batch, Replay, ReplayMemory
 from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.jax_tools import Model, Packing, Params, compiled, descend, means, mlp
+from cleanrl_utils.jax_tools import Model, Packing, Params, dense, descend, in_turn, means, mlp
 from cleanrl_utils.run import Run, RunArgs, parse_args, require
 
 
@@ -48,6 +48,9 @@ class Args(RunArgs):
     """standard deviation of the noise on actions taken, likewise"""
     learning_starts: int = 25_000
     """steps, with random actions, before the first gradient step"""
+    learn_every: int = 8
+    """turns of the environments between two calls of the learner, which then makes as many updates;
+    in between, the policy acts as it is: fewer calls take less time"""
     policy_frequency: int = 2
     """steps between two updates of the policy and of the target networks"""
     noise_clip: float = 0.5
@@ -55,10 +58,17 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_turns = self.total_timesteps // self.num_envs
-        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
-        starts = self.num_envs  # the first gradient step needs something to learn from
-        require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+        self.call_size = self.learn_every * self.num_envs
+        self.num_calls = self.total_timesteps // self.call_size
+        self.calls_per_log = -(-100 // self.call_size)
+        call = f"at least --learn-every x --num-envs = {self.call_size}"
+        require(self.num_calls > 0, f"--total-timesteps must be {call}")
+        require(self.learning_starts >= self.call_size, f"--learning-starts must be {call}")
+        require(self.buffer_size >= self.call_size, f"--buffer-size must be {call}")
+
+    def due(self, step: int) -> tuple[bool]:
+        """Whether the policy takes part in the update that belongs to a step."""
+        return (step % self.policy_frequency == 0,)
 
 
 # same as ppo.py
@@ -96,11 +106,6 @@ class Actor(nn.Module):
         scale, bias = np.subtract(self.high, self.low) / 2, np.add(self.high, self.low) / 2
         return jnp.tanh(mlp(obs, 256, 256, len(self.low))) * scale + bias
 
-    def act(self, obs: Array, noise: Array) -> Array:
-        scale = np.subtract(self.high, self.low) / 2
-        actions = self(obs) + self.exploration_noise * noise * scale
-        return actions.clip(np.array(self.low), np.array(self.high))
-
 
 # same as ddpg_continuous_action_jax.py
 class Critic(nn.Module):
@@ -121,7 +126,9 @@ class Agent(Model):
 
     def __init__(self, actor: Actor, params: Params):
         super().__init__(params)
-        self.actor, self.play = actor, compiled(actor, "act")
+        self.actor = actor
+        self.scale = np.subtract(actor.high, actor.low) / 2
+        self.bias = np.add(actor.high, actor.low) / 2
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
@@ -129,8 +136,13 @@ class Agent(Model):
         return cls(Actor(tuple(low.tolist()), tuple(high.tolist()), args.exploration_noise), {})
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        noise = (1 - greedy) * np.random.standard_normal((len(obs), len(self.actor.low)))
-        return np.asarray(self.play(self.params, np.float32(obs), np.float32(noise)))
+        """In NumPy, and except for the noise what the actor says."""
+        actions = np.tanh(dense(self.params, obs))
+        if not greedy:  # noise of its own for each environment
+            noise = self.actor.exploration_noise * np.random.standard_normal(actions.shape)
+            actions = actions + noise
+        actions = actions * self.scale + self.bias
+        return actions.clip(self.actor.low, self.actor.high).astype(np.float32)
 
 
 class Train(NamedTuple):
@@ -165,15 +177,6 @@ class Learner:
         moments = self.adam.init(actor), self.adam.init(critics)
         return Train(actor, critics, actor, critics, *moments, key)
 
-    # same as ddpg_continuous_action_jax.py
-    def act(self, train: Train, replay: Replay, page: Array) -> tuple[Replay, Array]:
-        """Remember the step before, and choose actions for the next."""
-        obs = self.memory.newest(page)
-        key = random.fold_in(train.key, 99)  # 0, 1, ... are those that learn splits off
-        noise = random.normal(key, (len(obs), len(self.actor.low)))
-        actions = self.actor.apply(train.actor, obs, noise, method="act")
-        return self.memory.insert(replay, page), actions
-
     def smoothed_actions(self, actor: Params, obs: Array, noise: Array) -> Array:
         """Actions with clipped noise: a peak of the critics' that few actions reach counts less."""
         low, high = np.array(self.actor.low), np.array(self.actor.high)
@@ -195,8 +198,8 @@ class Learner:
         loss = -self.critics.apply(train.critics, batch.obs, actions)[0].mean()
         return loss, loss
 
-    def learn(self, train: Train, sums: Array, replay: Replay, policy: bool) -> tuple[Train, Array]:
-        """All of one step: two programs, with and without the policy."""
+    def update(self, train: Train, sums: Array, replay: Replay, policy: bool) -> tuple:
+        """All that one step is worth; whether the policy takes part is known in advance."""
         key, q_key, noise_key, actor_key = random.split(train.key, 4)
         batch = self.memory.sample(replay, q_key, self.args.batch_size)
         noise = random.normal(noise_key, batch.actions.shape)
@@ -217,6 +220,15 @@ class Learner:
         losses = jnp.append(q_losses, actor_loss)
         return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [policy])])
 
+    # same as ddpg_continuous_action_jax.py
+    def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, due: tuple) -> tuple:
+        """Remember the turns since the last call, and make the updates that are due: for each of
+        them it says what takes part."""
+        replay = self.memory.insert(replay, pages)
+        step = lambda train, sums, *which: self.update(train, sums, replay, *which)  # noqa: E731
+        train, sums = in_turn(step, (train, sums), due)
+        return train, (sums, replay, train.actor)
+
 
 if __name__ == "__main__":
     args = parse_args(Args)
@@ -226,52 +238,50 @@ if __name__ == "__main__":
     bounded = envs.single_action_space.is_bounded()
     require(bounded, f"--env-id {args.env_id}: unbounded actions: use rpo_continuous_action.py")
 
-    learner = Learner(args, envs)
-    memory, rng = learner.memory, np.random.default_rng(args.seed)
-    obs = np.zeros(envs.observation_space.shape, np.float32)
-    first, no_losses = jax.jit(learner.init)(obs), jnp.zeros((2, len(TAGS)))
-    packing = Packing(first, jax.default_backend() != "cpu")
-    act = jax.jit(packing.reader(learner.act), donate_argnums=1)
-    learn = jax.jit(packing.changer(learner.learn), static_argnums=3, donate_argnums=0)
+    learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
+    agent, memory = Agent(learner.actor, {}), learner.memory
+    first = jax.jit(learner.init)(np.zeros(envs.observation_space.shape, np.float32))
+    packing, no_losses = Packing(first, jax.default_backend() != "cpu"), jnp.zeros((2, len(TAGS)))
+    learn = jax.jit(packing.changer(learner.learn), static_argnums=4, donate_argnums=(0, 2))
 
     state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
-    state |= dict(losses=no_losses, page=memory.first_page(obs))
-    start = run.resume(args.num_turns, **state, rng=rng)
-    train, replay, losses, page = (run.state[name] for name in state)
+    state |= dict(losses=no_losses, pages=memory.pages(args.learn_every))
+    start = run.resume(args.num_calls, **state, rng=rng)
+    train, replay, losses, pages = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
-    for turn in range(start, args.num_turns):
-        if run.boundary(turn, train=train, replay=replay, losses=losses, page=page):
+    policy = packing.unpack(train).actor
+    low, high = envs.action_space.low, envs.action_space.high
+    for call in range(start, args.num_calls):
+        if run.boundary(call, train=train, replay=replay, losses=losses, pages=pages):
             envs.close()  # new environments, so that a resumed run is the same run
             envs = make_envs(args, run.name)
             obs, _ = envs.reset(seed=run.env_seed)
             ended = np.zeros(args.num_envs, dtype=bool)
-            page = memory.turn_to(page, obs)
 
-        # Remember the step before, and act: at random at first. A GPU is told, but not waited for.
-        replay, actions = act(train, replay, page)
-        if turn * args.num_envs < args.learning_starts:
-            actions = rng.uniform(envs.action_space.low, envs.action_space.high)
-        else:
-            actions.copy_to_host_async()
+        # Learn from the turns before, in the background. Each environment's step is counted, so
+        # that --num-envs changes neither the number of updates nor their order.
+        agent.params = jax.device_get(policy)  # as the last call has left it
+        begin, end = call * args.call_size, (call + 1) * args.call_size
+        due = tuple(map(args.due, range(max(begin, args.learning_starts) + 1, end + 1)))
+        train, (losses, replay, policy) = learn(train, losses, replay, pages, due)
 
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
-            if global_step > args.learning_starts:
-                policy = global_step % args.policy_frequency == 0
-                train, losses = learn(train, losses, replay, policy)
-            if global_step % 100 == 0:
-                run.log(means(TAGS, losses), global_step)
-                losses = no_losses
+        # Meanwhile act: at random at first. A step that only resets is not to be remembered.
+        pages = memory.pages(args.learn_every)
+        for turn in range(args.learn_every):
+            global_step = begin + (turn + 1) * args.num_envs
+            actions = agent.act(obs, greedy=False)
+            if global_step <= args.learning_starts:
+                actions = rng.uniform(low, high).astype(np.float32)
+            next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+            pages[turn] = memory.page(obs, next_obs, actions, rewards, terminated, ~ended)
+            obs, ended = next_obs, terminated | truncated
+            run.log_episodes(infos, global_step)
 
-        # Step, and have it remembered, unless it only resets an environment.
-        actions = np.asarray(actions, np.float32)
-        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-        page = memory.page(obs, next_obs, actions, rewards, terminated, ~ended, next_obs)
-        obs, ended = next_obs, terminated | truncated
-        run.log_episodes(infos, global_step)
+        if (call + 1) % args.calls_per_log == 0:
+            run.log(means(TAGS, losses), global_step)
+            losses = no_losses
         if run.evaluation_due(global_step):
-            run.evaluate(Agent(learner.actor, packing.unpack(train).actor), global_step)
+            run.evaluate(Agent(learner.actor, jax.device_get(policy)), global_step)
 
     envs.close()
-    run.finish(Agent(learner.actor, packing.unpack(train).actor))
+    run.finish(Agent(learner.actor, jax.device_get(policy)))

@@ -2,14 +2,14 @@
 
     memory = ReplayMemory(args.buffer_size, envs)  # shapes; the arrays are a Replay:
     replay = memory.init()
-    page = memory.page(obs, next_obs, actions, rewards, terminated, real, newest_obs)  # on the host
-    replay, obs = memory.insert(replay, page), memory.newest(page)  # in a program, replay donated
+    page = memory.page(obs, next_obs, actions, rewards, terminated, real)  # on the host
+    replay = memory.insert(replay, page)  # in a program that is given the replay for good (donated)
     batch = memory.sample(replay, key, args.batch_size)
 
 It takes what vector environments in next-step autoreset give; `real` is false where a step only
 reset its environment, and such a step is never sampled. A page is one NumPy array with all that
-the device must hear of a step, because each array on its way there costs more than its bytes: the
-transition, and `newest_obs` to act on next. That is `next_obs` unless environments start anew.
+the device must hear of a step, because each array on its way there costs more than its bytes;
+`memory.pages(n)` is one array for n steps.
 
 `FrameMemory` does the same for stacked frames and keeps each frame once.
 """
@@ -57,7 +57,7 @@ class ReplayMemory:
         self.discrete = np.issubdtype(actions.dtype, np.integer)
         obs_shape: tuple[int, ...] = observations.shape or ()
         shapes = [obs_shape, obs_shape, actions.shape or (), (), ()]
-        self.shapes = [*shapes, (), obs_shape]  # of a page's parts: real and newest_obs are last
+        self.shapes = [*shapes, ()]  # of a page's parts: the last is `real`
         self.width = sum(map(prod, shapes))
         check_memory(4 * (capacity + 1) * self.width, capacity)
 
@@ -70,21 +70,13 @@ class ReplayMemory:
         columns = [np.reshape(part, (self.num_envs, -1)) for part in parts]
         return np.concatenate(columns, 1, dtype=np.float32, casting="unsafe")
 
-    def first_page(self, obs: np.ndarray) -> np.ndarray:
-        """Nothing to remember, something to act on."""
-        page = np.zeros((self.num_envs, sum(map(prod, self.shapes))), np.float32)
-        return self.turn_to(page, obs)
-
-    def turn_to(self, page: np.ndarray, obs: np.ndarray) -> np.ndarray:
-        """The same step to remember, but other observations to act on: environments were reset."""
-        newest = np.reshape(obs, (self.num_envs, -1)).astype(np.float32)
-        return np.concatenate([page[:, : self.width + 1], newest], 1)
-
-    def newest(self, page: Array | np.ndarray) -> Any:
-        return page[:, self.width + 1 :].reshape(-1, *self.shapes[-1])
+    def pages(self, turns: int) -> np.ndarray:
+        """Room for the pages of so many steps; until they are there, nothing to remember."""
+        return np.zeros((turns, self.num_envs, self.width + 1), np.float32)
 
     def insert(self, replay: Replay, page: Array) -> Replay:
-        """The page's step enters the memory, except where it was not real."""
+        """The step of a page, or those of several, enter the memory, except where not real."""
+        page = page.reshape(-1, self.width + 1)
         rows, number = compact(page[:, self.width] > 0, replay.added, self.capacity)
         stored = replay.rows.at[rows].set(page[:, : self.width], mode="promise_in_bounds")
         return Replay(stored, replay.added + number)

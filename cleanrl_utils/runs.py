@@ -190,9 +190,12 @@ def siblings_of(folder: Path) -> list[Path]:
     return [folder.parent / name for name in record.get("siblings", [])]
 
 
-def segment_length(iterations: int) -> int:
-    """How many iterations a segment has: all equally many, for a hundred segments or a few more."""
-    return max(n for n in range(1, iterations // 100 + 2) if iterations % n == 0)
+def segment_length(iterations: int, agents: int) -> int:
+    """How many iterations a segment has: all equally many, for about a hundred segments. Of many
+    agents each reports less often: writing it all would take longer than training them."""
+    wanted = iterations / max(20, min(100, 10_000 // agents))
+    divisors = [n for n in range(1, iterations + 1) if iterations % n == 0]
+    return min(divisors, key=lambda n: max(n / wanted, wanted / n))
 
 
 def share(seeds: int, devices: int) -> int:

@@ -1,5 +1,6 @@
 """SAC, TD3 and DDPG in JAX: they are those of torch, and their replay memory is one."""
 
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from cleanrl import td3_continuous_action_jax as td3_jax
 from cleanrl_utils import buffers_jax
 from cleanrl_utils.buffers_jax import Batch, ReplayMemory
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.jax_tools import Packing, means
+from cleanrl_utils.jax_tools import Packing, in_turn, means
 
 LOW, HIGH = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 5.0, -1.0], np.float32)
 SPACES: Any = SimpleNamespace(
@@ -144,12 +145,32 @@ def test_bounds_other_than_one(module: ModuleType, env_id: str, bound: float) ->
 @scripts
 def test_evaluation_has_no_noise_and_environments_have_their_own(module: ModuleType) -> None:
     learner, train, _ = init(module)
-    page = learner.memory.first_page(np.zeros((2, 4)))  # both environments see the same
-    _, actions = learner.act(train, learner.memory.init(), page)
-    assert (actions[0] != actions[1]).all()
     params = train.policy["actor"] if module is sac_jax else train.actor
-    greedy = module.Agent(learner.actor, params).act(np.zeros((2, 4)))
+    agent, obs = module.Agent(learner.actor, params), np.zeros((2, 4))  # both see the same
+    actions, greedy = agent.act(obs, greedy=False), agent.act(obs)
+    assert (actions[0] != actions[1]).all()
     assert (greedy[0] == greedy[1]).all()
+
+
+@scripts
+def test_agents_in_numpy_are_the_actors_in_flax(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, train, _ = init(module)
+    params = train.policy["actor"] if module is sac_jax else train.actor
+    agent, rng = module.Agent(learner.actor, jax.device_get(params)), np.random.default_rng(1)
+    obs, noise = rng.standard_normal((2, 4)), rng.standard_normal((2, 3))
+    monkeypatch.setattr(np.random, "standard_normal", lambda shape: noise.reshape(shape))
+    if module is sac_jax:
+        sample = partial(agent.actor.apply, params, obs, method="sample")
+        assert_same(agent.act(obs, greedy=False), sample(noise)[0])
+        mean, _ = agent.actor.apply(params, obs)
+        assert_same(agent.act(obs), jnp.tanh(mean) * (HIGH - LOW) / 2 + (HIGH + LOW) / 2)
+    else:
+        said = agent.actor.apply(params, obs)
+        assert_same(agent.act(obs), said)
+        noisy = (said + 0.1 * noise * (HIGH - LOW) / 2).clip(LOW, HIGH)
+        assert_same(agent.act(obs, greedy=False), noisy)
 
 
 @scripts
@@ -171,7 +192,7 @@ def init(module: ModuleType, **settings: Any) -> tuple[Any, Any, Any]:
     """Learner, its state, and memory of one step."""
     learner = module.Learner(module.Args(buffer_size=10, batch_size=4, **settings), SPACES)
     memory, obs = learner.memory, np.ones((2, 4), np.float32)
-    page = memory.page(obs, obs, np.stack([LOW, HIGH]), [1, 2], [False, True], [True, True], obs)
+    page = memory.page(obs, obs, np.stack([LOW, HIGH]), [1, 2], [False, True], [True, True])
     train = jax.jit(learner.init)(obs)
     return learner, train, memory.insert(memory.init(), jnp.array(page))
 
@@ -183,9 +204,9 @@ def test_policy_and_targets_move_when_told_to(module: ModuleType) -> None:
     name = "critic" if module is ddpg_jax else "critics"
     target, policy = f"target_{name}", "policy" if module is sac_jax else "actor"
     flags = 2 if module is sac_jax else 1  # update the policy; move the targets
-    learn = jax.jit(learner.learn, static_argnums=(3, 4)[:flags])
+    update = jax.jit(learner.update, static_argnums=(3, 4)[:flags])
 
-    new, losses = learn(train, nothing, replay, *[True] * flags)
+    new, losses = update(train, nothing, replay, *[True] * flags)
     wanted = jax.tree.map(
         lambda a, b: 0.75 * a + 0.25 * b, getattr(train, name), getattr(new, name)
     )
@@ -199,7 +220,7 @@ def test_policy_and_targets_move_when_told_to(module: ModuleType) -> None:
     assert counts["losses/qf1_loss"] == 1
     assert counts["losses/actor_loss"] == (2 if module is sac_jax else 1)
 
-    new, losses = learn(train, nothing, replay, *[False] * flags)
+    new, losses = update(train, nothing, replay, *[False] * flags)
     assert_same(getattr(new, target), getattr(train, target))
     assert_same(getattr(new, policy), getattr(train, policy))
     assert "losses/actor_loss" not in means(module.TAGS, losses)
@@ -212,9 +233,9 @@ def test_temperature_is_tuned_or_fixed(autotune: bool) -> None:
     before = float(train.policy["log_alpha"])
     assert before == pytest.approx(0.0 if autotune else np.log(0.3))
     losses = jnp.zeros((2, len(sac_jax.TAGS)))
-    learn = jax.jit(learner.learn, static_argnums=(3, 4))
+    update = jax.jit(learner.update, static_argnums=(3, 4))
     for _ in range(5):
-        train, losses = learn(train, losses, replay, True, True)
+        train, losses = update(train, losses, replay, True, True)
     # the first policies are all but random, more so than wanted: the temperature falls
     assert (float(train.policy["log_alpha"]) < before - 0.005) == autotune
     if not autotune:
@@ -233,12 +254,10 @@ def test_memory_holds_the_newest_real_steps_and_nothing_else() -> None:
         number = np.arange(3.0) + 3 * turn  # of a step: it is in all its parts
         real = rng.random(3) < 0.6
         obs = np.stack([number, -number], 1)
-        page = memory.page(obs, obs + 0.5, number, number / 2, number % 2 == 0, real, obs + 7)
-        np.testing.assert_array_equal(memory.newest(page), obs + 7)
-        if turn == 4:  # as at a boundary: what to act on changes, what to remember does not
-            page = memory.turn_to(page, obs)
-            np.testing.assert_array_equal(memory.newest(page), obs)
-        replay = insert(replay, page)
+        page = memory.page(obs, obs + 0.5, number, number / 2, number % 2 == 0, real)
+        pages = memory.pages(2)  # of which the second stays as it is: nothing to remember
+        pages[0] = page
+        replay = insert(replay, page if turn % 2 else pages)
         seen += number[real].tolist()
         batch = memory.sample(replay, jax.random.key(turn), 500)
         assert sorted(set(batch.actions.tolist())) == seen[-10:]
@@ -250,7 +269,7 @@ def test_memory_holds_the_newest_real_steps_and_nothing_else() -> None:
     np.testing.assert_array_equal(batch.terminated, number % 2 == 0)
     counts = np.bincount(number)[np.bincount(number) > 0]
     assert counts.min() > 25  # of 50 on average: drawn uniformly
-    replay = insert(replay, memory.first_page(obs))
+    replay = insert(replay, memory.pages(3))
     assert int(replay.added) == len(seen)
 
 
@@ -278,15 +297,32 @@ def test_packing_gives_back_the_tree_in_few_arrays() -> None:
     assert back["b"][0].dtype == jnp.int32
 
 
-def test_learning_from_few_arrays_is_learning() -> None:
-    """As on a GPU; here the scripts leave the tree as it is."""
-    learner, train, replay = init(ddpg_jax)
-    nothing, packing = jnp.zeros((2, len(ddpg_jax.TAGS))), Packing(train)
-    wanted, losses = jax.jit(learner.learn, static_argnums=3)(train, nothing, replay, True)
-    learn = jax.jit(packing.changer(learner.learn), static_argnums=3, donate_argnums=0)
-    found, found_losses = learn(packing.pack(train), nothing, replay, True)
+@scripts
+def test_a_call_of_the_learner_is_the_updates_of_its_turns(module: ModuleType) -> None:
+    """From few arrays, as on a GPU: what it does to them is what the updates do to the tree."""
+    learner, train, replay = init(module)
+    nothing, packing = jnp.zeros((2, len(module.TAGS))), Packing(train)
+    flags = 2 if module is sac_jax else 1
+    due = ((False,) * flags, (True,) * flags) * 3  # a loop of two
+    pages = learner.memory.pages(3)
+    pages[1] = 0.5  # one turn that was real, of both environments
+    rows = jnp.array(pages[1])
+    update = jax.jit(learner.update, static_argnums=(3, 4)[:flags])
+    wanted, sums, after = train, nothing, learner.memory.insert(replay, rows)
+    for which in due:
+        wanted, sums = update(wanted, sums, after, *which)
+    learn = jax.jit(packing.changer(learner.learn), static_argnums=4, donate_argnums=(0, 2))
+    found, (losses, replay, policy) = learn(packing.pack(train), nothing, replay, pages, due)
     assert_same(packing.unpack(found)._replace(key=None), wanted._replace(key=None))
-    assert_same(found_losses, losses)
-    _, actions = jax.jit(packing.reader(learner.act))(found, replay, np.zeros((2, 18)))
-    _, wanted_actions = learner.act(wanted, replay, jnp.zeros((2, 18)))
-    assert_same(actions, wanted_actions)
+    assert_same(losses, sums)
+    assert_same(policy, wanted.policy["actor"] if module is sac_jax else wanted.actor)
+    assert int(replay.added) == 4 and np.asarray(losses[1]).max() == 6
+
+
+@pytest.mark.parametrize("due", [(), (1,), (1, 2) * 4, (1, 1, 2, 1), (3, 3, 3)])
+def test_in_turn_takes_each_in_its_turn(due: tuple[int, ...]) -> None:
+    """Digits tell their order and number, whether it is a loop or not."""
+    step = lambda digits, number, which: (10 * digits + which, number + 1)  # noqa: E731
+    which = tuple((digit,) for digit in due)
+    carry = jax.jit(partial(in_turn, step), static_argnums=1)((jnp.int32(0), jnp.int32(0)), which)
+    assert [int(x) for x in carry] == [int("".join(map(str, (0, *due)))), len(due)]

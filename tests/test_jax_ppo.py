@@ -21,6 +21,7 @@ from cleanrl import ppo_continuous_action_brax_jax as brax_jax
 from cleanrl_utils.envs_jax import Gymnax, Step, advance, begin
 from cleanrl_utils.jax_tools import orthogonal, permutations
 from cleanrl_utils.run import Run
+from cleanrl_utils.runs import segment_length
 
 
 def test_advantages_are_those_of_ppo() -> None:
@@ -263,3 +264,14 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, monkeypa
         model = "ppo_jax.cleanrl_model"
         assert (one / model).read_bytes() == (other / model).read_bytes()
         assert (one / "finished.json").exists()
+
+
+@pytest.mark.parametrize(
+    "iterations, agents, segments",
+    [(976, 1, 122), (976, 100, 122), (976, 2048, 16), (97, 1, 97), (997, 1, 997), (5, 1, 5)],
+)
+def test_segments_are_equally_long_and_fewer_of_many_agents(
+    iterations: int, agents: int, segments: int
+) -> None:
+    length = segment_length(iterations, agents)
+    assert iterations % length == 0 and iterations // length == segments
