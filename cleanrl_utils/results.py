@@ -15,6 +15,7 @@ results.read_many(results.find_runs("runs"))  # ... of many, with the run each b
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -106,13 +107,19 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
         "commit": record.get("git", {}).get("commit", "")[:12],
         "dirty": record.get("git", {}).get("dirty", False),
         "hardware": "{device} ({cpu}, {cores} cores)".format(**hardware) if hardware else "",
-        "command": " ".join(["python", f"cleanrl/{record['script']}.py", *record["command"][1:]]),
+        "command": command(record),
         "tags": ",".join(record.get("tags", [])),
         "versions": {
             k: v for k, v in record.get("versions", {}).items() if k.lower() in KEY_VERSIONS
         },
         "run": run.folder.name,
     }
+
+
+def command(record: dict[str, Any]) -> str:
+    """How to do a run again, wherever it was kept."""
+    words = " ".join(["python", f"cleanrl/{record['script']}.py", *record["command"][1:]])
+    return re.sub(r" --runs[-_]dir[ =]\S+", "", words)
 
 
 KEY_VERSIONS = {

@@ -369,6 +369,8 @@ def test_results_of_runs_as_tables(train, tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "kept" / "ppo.json").read_text())[0]
     assert facts["final_return"] == pytest.approx(np.mean(returns[-100:]), abs=1e-3)
     assert facts["command"].startswith("python cleanrl/ppo.py") and facts["versions"]["torch"]
+    there = {"script": "ppo", "command": ["ppo.py", "--seed", "2", "--runs-dir", "/here", "--cuda"]}
+    assert results.command(there) == "python cleanrl/ppo.py --seed 2 --cuda"
     assert results.plot(run, tmp_path / "curve.png").stat().st_size > 1000
 
 
