@@ -45,7 +45,7 @@ class Args(RunArgs):
     learning_starts: int = 5_000
     """steps, with random actions, before the first gradient step"""
     learn_every: int = 8
-    """turns of the environments between two calls of the learner, which then makes as many updates;
+    """turns of the environments between two calls of the learner, which makes up for their steps;
     in between, the policy acts as it is: fewer calls take less time"""
     policy_lr: float = 3e-4
     """learning rate of the policy"""
@@ -64,14 +64,18 @@ class Args(RunArgs):
         super().__post_init__()
         self.call_size = self.learn_every * self.num_envs
         self.num_calls = self.total_timesteps // self.call_size
-        self.calls_per_log = -(-100 // self.call_size)
+        self.calls_per_log = max(100 // self.call_size, 1)
         call = f"at least --learn-every x --num-envs = {self.call_size}"
         require(self.num_calls > 0, f"--total-timesteps must be {call}")
         require(self.learning_starts >= self.call_size, f"--learning-starts must be {call}")
         require(self.buffer_size >= self.call_size, f"--buffer-size must be {call}")
+        for frequency in (self.policy_frequency, self.target_network_frequency):
+            fits = self.call_size % frequency == 0 or frequency % self.call_size == 0
+            what = f"{self.call_size} (--learn-every x --num-envs), or be a multiple of it"
+            require(fits, f"--policy-frequency and --target-network-frequency must divide {what}")
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
 
-    def due(self, step: int) -> tuple[bool, bool]:
+    def parts(self, step: int) -> tuple[bool, bool]:
         """Whether policy and targets take part in the update that belongs to a step."""
         return step % self.policy_frequency == 0, step % self.target_network_frequency == 0
 
@@ -151,7 +155,7 @@ class Agent(Model):
         return cls(Actor(tuple(low.tolist()), tuple(high.tolist())), {})
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        """In NumPy: see Actor.sample."""
+        """What Actor says and samples, in NumPy."""
         x, log_std = np.split(dense(self.params, obs), 2, -1)
         if not greedy:
             x = x + np.exp(np.tanh(log_std) * 3.5 - 1.5) * np.random.standard_normal(x.shape)
@@ -193,6 +197,13 @@ class Learner:
         moments = self.policy_adam.init(policy), self.q_adam.init(critics)
         return Train(policy, critics, critics, *moments, key)
 
+    def agrees_with(self, agent: Agent) -> bool:
+        """Whether the agent does what the actor says: they have to be changed together."""
+        obs = np.random.default_rng(1).standard_normal((2, *self.memory.shapes[0]))
+        noise = np.zeros((2, len(self.actor.low)))
+        said, _ = self.actor.apply(agent.params, obs, noise, method="sample")
+        return np.allclose(agent.act(obs), said, rtol=0, atol=0.01 * agent.scale.max())  # TF32
+
     def q_loss(self, critics: Params, train: Train, batch: Batch, noise: Array) -> tuple:
         """Summed loss of both critics; and their values, losses and mean loss."""
         # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
@@ -222,36 +233,32 @@ class Learner:
         batch = self.memory.sample(replay, batch_key, self.args.batch_size)
         return batch, random.normal(noise_key, (times, *batch.actions.shape))
 
-    def update_policy(self, batch: Batch, train: Train, noise: Array) -> tuple[Train, Array]:
-        """One gradient step of the policy, and of the temperature if it is tuned."""
-        state = train.policy, train.policy_moments, train, batch, noise
-        policy, moments, losses = descend(self.policy_loss, self.policy_adam, *state)
-        return train._replace(policy=policy, policy_moments=moments), losses
-
-    def update(
-        self, train: Train, sums: Array, replay: Replay, policy: bool, follow: bool
-    ) -> tuple:
-        """All that one step is worth; whether policy and targets take part is known in advance."""
+    def update(self, train: Train, sums: Array, replay: Replay, policy: bool, move: bool) -> tuple:
+        """All that one step is worth; whether policy takes part and targets move is known before
+        the program is compiled."""
         key, q_key, policy_key = random.split(train.key, 3)
-        batch, noise = self.draw(replay, q_key, 1)
-        state = train.critics, train.q_moments, train, batch, noise[0]
+        batch, (noise,) = self.draw(replay, q_key, 1)
+        state = train.critics, train.q_moments, train, batch, noise
         critics, moments, q_losses = descend(self.q_loss, self.q_adam, *state)
         train = train._replace(critics=critics, q_moments=moments, key=key)
-        number = self.args.policy_frequency if policy else 0  # makes up for the delay
-        batch, noise = self.draw(replay, policy_key, number)
-        train, losses = jax.lax.scan(partial(self.update_policy, batch), train, noise, unroll=4)
-        if follow:
+        visits, policy_losses = self.args.policy_frequency * policy, jnp.zeros(3)
+        batch, noises = self.draw(replay, policy_key, visits)
+        for noise in noises:  # as many as the steps since the last time
+            state = train.policy, train.policy_moments, train, batch, noise
+            policy_params, moments, losses = descend(self.policy_loss, self.policy_adam, *state)
+            train = train._replace(policy=policy_params, policy_moments=moments)
+            policy_losses += losses
+        if move:
             targets = optax.incremental_update(critics, train.target_critics, self.args.tau)
             train = train._replace(target_critics=targets)
-        losses = jnp.concatenate([q_losses, losses.sum(0)])
-        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [number] * 3)])
+        losses = jnp.concatenate([q_losses, policy_losses])
+        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [visits] * 3)])
 
-    def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, due: tuple) -> tuple:
-        """Remember the turns since the last call, and make the updates that are due: for each of
-        them it says what takes part."""
+    def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, parts: tuple) -> tuple:
+        """Remember the turns since the last call, and make an update for each of `parts`."""
         replay = self.memory.insert(replay, pages)
-        step = lambda train, sums, *which: self.update(train, sums, replay, *which)  # noqa: E731
-        train, sums = in_turn(step, (train, sums), due)
+        update = lambda train, sums, *part: self.update(train, sums, replay, *part)  # noqa: E731
+        train, sums = in_turn(update, (train, sums), parts)
         return train, (sums, replay, train.policy["actor"])
 
 
@@ -276,6 +283,8 @@ if __name__ == "__main__":
     del state  # a resumed run has read its own: let go of the other memory
     policy = packing.unpack(train).policy["actor"]
     low, high = envs.action_space.low, envs.action_space.high
+    agent.params = jax.device_get(policy)
+    require(learner.agrees_with(agent), "Agent.act must do what Actor says: it acts in its place")
     for call in range(start, args.num_calls):
         if run.boundary(call, train=train, replay=replay, losses=losses, pages=pages):
             envs.close()  # new environments, so that a resumed run is the same run
@@ -287,16 +296,17 @@ if __name__ == "__main__":
         # that --num-envs changes neither the number of updates nor their order.
         agent.params = jax.device_get(policy)  # as the last call has left it
         begin, end = call * args.call_size, (call + 1) * args.call_size
-        due = tuple(map(args.due, range(max(begin, args.learning_starts) + 1, end + 1)))
-        train, (losses, replay, policy) = learn(train, losses, replay, pages, due)
+        parts = tuple(map(args.parts, range(max(begin, args.learning_starts) + 1, end + 1)))
+        train, (losses, replay, policy) = learn(train, losses, replay, pages, parts)
 
         # Meanwhile act: at random at first. A step that only resets is not to be remembered.
         pages = memory.pages(args.learn_every)
         for turn in range(args.learn_every):
             global_step = begin + (turn + 1) * args.num_envs
-            actions = agent.act(obs, greedy=False)
-            if global_step <= args.learning_starts:
+            if global_step - args.num_envs < args.learning_starts:
                 actions = rng.uniform(low, high).astype(np.float32)
+            else:
+                actions = agent.act(obs, greedy=False)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             pages[turn] = memory.page(obs, next_obs, actions, rewards, terminated, ~ended)
             obs, ended = next_obs, terminated | truncated

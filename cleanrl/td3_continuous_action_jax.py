@@ -49,7 +49,7 @@ class Args(RunArgs):
     learning_starts: int = 25_000
     """steps, with random actions, before the first gradient step"""
     learn_every: int = 8
-    """turns of the environments between two calls of the learner, which then makes as many updates;
+    """turns of the environments between two calls of the learner, which makes up for their steps;
     in between, the policy acts as it is: fewer calls take less time"""
     policy_frequency: int = 2
     """steps between two updates of the policy and of the target networks"""
@@ -60,13 +60,17 @@ class Args(RunArgs):
         super().__post_init__()
         self.call_size = self.learn_every * self.num_envs
         self.num_calls = self.total_timesteps // self.call_size
-        self.calls_per_log = -(-100 // self.call_size)
+        self.calls_per_log = max(100 // self.call_size, 1)
         call = f"at least --learn-every x --num-envs = {self.call_size}"
         require(self.num_calls > 0, f"--total-timesteps must be {call}")
         require(self.learning_starts >= self.call_size, f"--learning-starts must be {call}")
         require(self.buffer_size >= self.call_size, f"--buffer-size must be {call}")
+        fits = self.call_size % self.policy_frequency == 0
+        fits |= self.policy_frequency % self.call_size == 0
+        what = f"{self.call_size} (--learn-every x --num-envs), or be a multiple of it"
+        require(fits, f"--policy-frequency must divide {what}")
 
-    def due(self, step: int) -> tuple[bool]:
+    def parts(self, step: int) -> tuple[bool]:
         """Whether the policy takes part in the update that belongs to a step."""
         return (step % self.policy_frequency == 0,)
 
@@ -136,7 +140,7 @@ class Agent(Model):
         return cls(Actor(tuple(low.tolist()), tuple(high.tolist()), args.exploration_noise), {})
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        """In NumPy, and except for the noise what the actor says."""
+        """What Actor says, in NumPy, and noise."""
         actions = np.tanh(dense(self.params, obs))
         if not greedy:  # noise of its own for each environment
             noise = self.actor.exploration_noise * np.random.standard_normal(actions.shape)
@@ -176,6 +180,13 @@ class Learner:
         critics = self.critics.init(critics_key, obs, np.zeros((len(obs), len(self.actor.low))))
         moments = self.adam.init(actor), self.adam.init(critics)
         return Train(actor, critics, actor, critics, *moments, key)
+
+    # same as ddpg_continuous_action_jax.py
+    def agrees_with(self, agent: Agent) -> bool:
+        """Whether the agent does what the actor says: they have to be changed together."""
+        obs = np.random.default_rng(1).standard_normal((2, *self.memory.shapes[0]))
+        said = self.actor.apply(agent.params, obs)
+        return np.allclose(agent.act(obs), said, rtol=0, atol=0.01 * agent.scale.max())  # TF32
 
     def smoothed_actions(self, actor: Params, obs: Array, noise: Array) -> Array:
         """Actions with clipped noise: a peak of the critics' that few actions reach counts less."""
@@ -221,12 +232,11 @@ class Learner:
         return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [policy])])
 
     # same as ddpg_continuous_action_jax.py
-    def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, due: tuple) -> tuple:
-        """Remember the turns since the last call, and make the updates that are due: for each of
-        them it says what takes part."""
+    def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, parts: tuple) -> tuple:
+        """Remember the turns since the last call, and make an update for each of `parts`."""
         replay = self.memory.insert(replay, pages)
-        step = lambda train, sums, *which: self.update(train, sums, replay, *which)  # noqa: E731
-        train, sums = in_turn(step, (train, sums), due)
+        update = lambda train, sums, *part: self.update(train, sums, replay, *part)  # noqa: E731
+        train, sums = in_turn(update, (train, sums), parts)
         return train, (sums, replay, train.actor)
 
 
@@ -251,6 +261,8 @@ if __name__ == "__main__":
     del state  # a resumed run has read its own: let go of the other memory
     policy = packing.unpack(train).actor
     low, high = envs.action_space.low, envs.action_space.high
+    agent.params = jax.device_get(policy)
+    require(learner.agrees_with(agent), "Agent.act must do what Actor says: it acts in its place")
     for call in range(start, args.num_calls):
         if run.boundary(call, train=train, replay=replay, losses=losses, pages=pages):
             envs.close()  # new environments, so that a resumed run is the same run
@@ -262,16 +274,17 @@ if __name__ == "__main__":
         # that --num-envs changes neither the number of updates nor their order.
         agent.params = jax.device_get(policy)  # as the last call has left it
         begin, end = call * args.call_size, (call + 1) * args.call_size
-        due = tuple(map(args.due, range(max(begin, args.learning_starts) + 1, end + 1)))
-        train, (losses, replay, policy) = learn(train, losses, replay, pages, due)
+        parts = tuple(map(args.parts, range(max(begin, args.learning_starts) + 1, end + 1)))
+        train, (losses, replay, policy) = learn(train, losses, replay, pages, parts)
 
         # Meanwhile act: at random at first. A step that only resets is not to be remembered.
         pages = memory.pages(args.learn_every)
         for turn in range(args.learn_every):
             global_step = begin + (turn + 1) * args.num_envs
-            actions = agent.act(obs, greedy=False)
-            if global_step <= args.learning_starts:
+            if global_step - args.num_envs < args.learning_starts:
                 actions = rng.uniform(low, high).astype(np.float32)
+            else:
+                actions = agent.act(obs, greedy=False)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             pages[turn] = memory.page(obs, next_obs, actions, rewards, terminated, ~ended)
             obs, ended = next_obs, terminated | truncated

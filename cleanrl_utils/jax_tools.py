@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from math import prod
 from typing import Any, Self
 
@@ -94,19 +95,34 @@ def descend(
     return optax.apply_updates(params, updates), moments, losses  # type: ignore[return-value]
 
 
-def in_turn(update: Callable, carry: tuple, due: tuple) -> tuple:
-    """carry = update(*carry, *which) for each `which` of `due`, in a program. Where they repeat
+def in_turn(update: Callable, carry: tuple, parts: tuple) -> tuple:
+    """carry = update(*carry, *part) for each of `parts`, in a program. Where they repeat
     themselves, it is a loop: its body is compiled once."""
-    if not due:
-        return carry
-    period = next(n for n in range(1, len(due) + 1) if due == due[:n] * (len(due) // n))
+    while parts:
+        period, times = repetition(parts)
 
-    def once(carry: tuple, _: None) -> tuple[tuple, None]:
-        for which in due[:period]:
-            carry = update(*carry, *which)
-        return carry, None
+        def once(carry: tuple, _: None, body: tuple = parts[:period]) -> tuple[tuple, None]:
+            for part in body:
+                carry = update(*carry, *part)
+            return carry, None
 
-    return jax.lax.scan(once, carry, length=len(due) // period)[0]
+        carry, _ = jax.lax.scan(once, carry, length=times)
+        parts = parts[period * times :]
+    return carry
+
+
+def repetition(parts: tuple) -> tuple[int, int]:
+    """What begins `parts`, again and again: how long it is, and how often it is there. Of all such
+    beginnings the one that takes up the most."""
+
+    def times(period: int) -> int:
+        whole = range(len(parts) // period)
+        same = (parts[i * period : (i + 1) * period] == parts[:period] for i in whole)
+        return sum(takewhile(bool, same))
+
+    periods = range(1, len(parts) // 2 + 1)
+    best = max(periods, key=lambda n: n * times(n) * (times(n) > 1), default=1)
+    return best, times(best)
 
 
 def permutations(key: jax.Array, count: int, size: int, cut: int) -> jax.Array:

@@ -179,7 +179,12 @@ def check_numbers(args: RunArgs) -> None:
         counts = field.name.startswith("num_") or field.name.endswith(("_size", "_frequency"))
         if field.name in ("eval_frequency", "checkpoints", "seed", "torch_threads"):
             require(value >= 0, f"{flag(field.name)} must not be negative, got {value}")
-        elif counts or field.name in ("total_timesteps", "eval_episodes", "update_epochs"):
+        elif counts or field.name in (
+            "total_timesteps",
+            "eval_episodes",
+            "update_epochs",
+            "learn_every",
+        ):
             require(value >= 1, f"{flag(field.name)} must be at least 1, got {value}")
 
 

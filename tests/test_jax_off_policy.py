@@ -23,7 +23,7 @@ from cleanrl import td3_continuous_action_jax as td3_jax
 from cleanrl_utils import buffers_jax
 from cleanrl_utils.buffers_jax import Batch, ReplayMemory
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.jax_tools import Packing, in_turn, means
+from cleanrl_utils.jax_tools import Packing, in_turn, means, repetition
 
 LOW, HIGH = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 5.0, -1.0], np.float32)
 SPACES: Any = SimpleNamespace(
@@ -319,10 +319,47 @@ def test_a_call_of_the_learner_is_the_updates_of_its_turns(module: ModuleType) -
     assert int(replay.added) == 4 and np.asarray(losses[1]).max() == 6
 
 
-@pytest.mark.parametrize("due", [(), (1,), (1, 2) * 4, (1, 1, 2, 1), (3, 3, 3)])
+@pytest.mark.parametrize(
+    "due", [(), (1,), (1, 2) * 4, (1, 1, 2, 1), (3, 3, 3), (1, 2, 1, 2, 1, 3), (2, 1, 1, 1, 1)]
+)
 def test_in_turn_takes_each_in_its_turn(due: tuple[int, ...]) -> None:
     """Digits tell their order and number, whether it is a loop or not."""
     step = lambda digits, number, which: (10 * digits + which, number + 1)  # noqa: E731
     which = tuple((digit,) for digit in due)
     carry = jax.jit(partial(in_turn, step), static_argnums=1)((jnp.int32(0), jnp.int32(0)), which)
     assert [int(x) for x in carry] == [int("".join(map(str, (0, *due)))), len(due)]
+
+
+@pytest.mark.parametrize(
+    "parts, found",
+    [
+        ("a", (1, 1)),
+        ("ab" * 4, (2, 4)),
+        ("aab" * 2 + "c", (3, 2)),
+        ("aaaab", (1, 4)),
+        ("abc", (1, 1)),
+    ],
+)
+def test_a_long_call_is_compiled_as_a_short_loop(parts: str, found: tuple[int, int]) -> None:
+    assert repetition(tuple(parts)) == found
+
+
+@scripts
+def test_what_acts_must_do_what_learns_says(module: ModuleType) -> None:
+    """Agent.act repeats Actor in NumPy: who changes one of them alone is told."""
+    learner, train, _ = init(module)
+    params = jax.device_get(train.policy["actor"] if module is sac_jax else train.actor)
+    agent = module.Agent(learner.actor, params)
+    assert learner.agrees_with(agent)
+    agent.act = lambda obs: 0.9 * module.Agent.act(agent, obs)
+    assert not learner.agrees_with(agent)
+
+
+@scripts
+def test_frequencies_that_do_not_fit_a_call_are_refused(module: ModuleType) -> None:
+    """They would make many long programs to compile."""
+    for fitting in (1, 4, 8, 80):
+        module.Args(policy_frequency=fitting)
+    with pytest.raises(BadInput) as error:
+        module.Args(policy_frequency=3)
+    assert "--policy-frequency" in error.value.message and "--learn-every" in error.value.message
