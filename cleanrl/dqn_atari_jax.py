@@ -82,7 +82,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             if "FIRE" in env.unwrapped.get_action_meanings():
                 env = atari.FireReset(env)
         else:
-            env = gym.wrappers.GrayscaleObservation(env)
+            env = atari.Grayscale(env)
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)

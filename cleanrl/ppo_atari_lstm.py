@@ -86,7 +86,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             if "FIRE" in env.unwrapped.get_action_meanings():
                 env = atari.FireReset(env)
         else:
-            env = gym.wrappers.GrayscaleObservation(env)
+            env = atari.Grayscale(env)
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 1)
@@ -134,7 +134,7 @@ class Agent(nn.Module):
 
     # same as ppo_atari.py
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., 4, 84, 84)."""
+        """Of bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 

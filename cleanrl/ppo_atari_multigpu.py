@@ -104,7 +104,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             if "FIRE" in env.unwrapped.get_action_meanings():
                 env = atari.FireReset(env)
         else:
-            env = gym.wrappers.GrayscaleObservation(env)
+            env = atari.Grayscale(env)
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)
@@ -146,7 +146,7 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
 
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., 4, 84, 84)."""
+        """Of bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -218,7 +218,9 @@ def gradient(agent: Agent, args: Args, *minibatch: Tensor) -> Tensor:
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, total: Tensor) -> Tensor:
     """One step along the mean gradient of all ranks; returns their mean losses and diagnostics."""
     parameters = list(agent.parameters())
-    *gradients, metrics = (total / args.world_size).split([p.numel() for p in parameters] + [6])
+    sizes = [p.numel() for p in parameters]
+    rest = len(total) - sum(sizes)  # losses and diagnostics
+    *gradients, metrics = (total / args.world_size).split([*sizes, rest])
     for parameter, flat in zip(parameters, gradients, strict=True):
         parameter.grad = flat.view_as(parameter)
     nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)

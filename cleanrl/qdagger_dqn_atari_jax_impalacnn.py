@@ -111,7 +111,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             if "FIRE" in env.unwrapped.get_action_meanings():
                 env = atari.FireReset(env)
         else:
-            env = gym.wrappers.GrayscaleObservation(env)
+            env = atari.Grayscale(env)
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)
@@ -270,10 +270,8 @@ class Learner:
         """One gradient step; what is logged of it is added to the sums."""
         key, batch_key = random.split(train.key)
         batch = self.memory.sample(replay, batch_key, self.args.batch_size)
-        params, gradient = (
-            self.packing.unpack(train.q_network),
-            jax.grad(self.get_loss, has_aux=True),
-        )
+        params = self.packing.unpack(train.q_network)
+        gradient = jax.grad(self.get_loss, has_aux=True)
         grads, losses = gradient(params, train, teacher, distill_coeff, batch)
         updates, moments = self.optimizer.update(self.packing.pack(grads), train.moments)
         q_network = optax.apply_updates(train.q_network, updates)

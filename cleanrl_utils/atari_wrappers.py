@@ -21,6 +21,8 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
+from cleanrl_utils.errors import require
+
 NOOP, FIRE = 0, 1
 Frame = np.ndarray
 Info = dict[str, Any]
@@ -121,6 +123,16 @@ class FireReset(gym.Wrapper):
             obs, new_info = self.env.reset()
             info = info | new_info
         return obs, info  # FIRE ends every episode here: better unpressed than terminal
+
+
+class Grayscale(gym.wrappers.GrayscaleObservation):
+    """Gymnasium's, for games that are not the console's own; it says so of what is no picture."""
+
+    def __init__(self, env: gym.Env):
+        game = getattr(env.spec, "id", env.unwrapped)
+        pictures = len(env.observation_space.shape or ()) == 3
+        require(pictures, f"--env-id {game}: this script is for pictures; ppo.py or dqn.py are not")
+        super().__init__(env)
 
 
 class ClipReward(gym.RewardWrapper):

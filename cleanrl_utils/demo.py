@@ -11,9 +11,11 @@ SCRIPT = Path(__file__).resolve().parent.parent / "cleanrl" / "ppo.py"
 
 
 def main() -> None:
-    command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model"]
+    more = sys.argv[1:]  # flags of ppo.py, which refuses what it does not know
+    command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model", *more]
     print("training: python cleanrl/ppo.py", *command[2:], flush=True)
-    subprocess.run(command, check=True)
+    if status := subprocess.run(command).returncode:
+        sys.exit(status)
     run = [run for run in results.find_runs("runs") if run.finished][-1]
     print()
     enjoy(EnjoyArgs(run=str(run.folder), capture_video=True))

@@ -1,5 +1,6 @@
 """Making environments: families registered when their ids are asked for, clear errors, videos."""
 
+import contextlib
 import difflib
 import os
 import sys
@@ -11,6 +12,9 @@ import gymnasium as gym
 import numpy as np
 
 from cleanrl_utils.errors import BadInput, missing_package, require
+
+# pygame's SDL would catch SIGTERM for itself: `kill` and `timeout` could not end a run
+os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
@@ -175,6 +179,8 @@ def register_memory_gym() -> None:
 
 
 def explain(env_id: str, error: Exception) -> str:
+    with contextlib.suppress(BadInput):
+        register_family("ALE/")  # their names are near to what people type
     near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
     if near and env_id not in near:
         return f"there is no such environment; nearest names: {', '.join(near)}"

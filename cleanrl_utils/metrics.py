@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cleanrl_utils import rng
+from cleanrl_utils.errors import BadInput
 
 HEADER = "step,seconds,tag,value\n"
 
@@ -96,23 +97,26 @@ class WandbWriter:
         try:
             import wandb
         except ImportError:
-            from cleanrl_utils.errors import BadInput
-
             raise BadInput("--track needs the package wandb: pip install wandb") from None
         identity = folder / "wandb_id.txt"
         if not identity.exists():
             identity.write_text(secrets.token_hex(4))
         self.wandb = wandb
-        self.run = wandb.init(
-            project=args.wandb_project_name,
-            entity=args.wandb_entity,
-            name=name,
-            id=identity.read_text(),
-            resume="allow",
-            config=config,
-            dir=str(folder),
-            save_code=True,
-        )
+        try:
+            self.run = wandb.init(
+                project=args.wandb_project_name,
+                entity=args.wandb_entity,
+                name=name,
+                id=identity.read_text(),
+                resume="allow",
+                config=config,
+                dir=str(folder),
+                save_code=True,
+            )
+        except wandb.errors.UsageError as error:  # nobody is logged in, most often
+            reason = str(error).splitlines()[0].rstrip(".")
+            hint = "log in with `wandb login`, or set WANDB_MODE=offline"
+            raise BadInput(f"--track: {reason}: {hint}") from None
         self.run.define_metric("global_step")
         self.run.define_metric("*", step_metric="global_step")
 

@@ -7,6 +7,7 @@ import inspect
 import io
 import itertools
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,8 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
             raise BadInput(f"{name} is not a flag of this script{hint}")
         kind = types[known[positive]]
         if kind is bool:
-            if not value and words and words[0].lower() in ("true", "false"):
+            follows = "=" not in word and bool(words) and not words[0].startswith("-")
+            if follows and (issubclass(cls, RunArgs) or words[0].lower() in ("true", "false")):
                 value = words.pop(0)
             require(
                 value.lower() in ("", "true", "false"), f"{name} takes True or False, not {value}"
@@ -146,18 +148,24 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
                 more.append(words.pop(0))
         else:
             more = [value] if "=" in word else []
-        if kind is int:
-            more = [as_integer(text) for text in more]
+        if kind in (int, float):
+            more = [as_number(name, kind, text) for text in more]
         out += [name, *more]
     return out
 
 
-def as_integer(text: str) -> str:
+def as_number(name: str, kind: type, text: str) -> str:
     """1e6 and 1_000_000 are integers too."""
     try:
-        return str(int(float(text))) if float(text).is_integer() else text
-    except (ValueError, OverflowError):
-        return text
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    whole = math.isfinite(number) and number.is_integer()
+    if kind is int:
+        require(whole, f"{name} takes a whole number, not {text}")
+        return str(int(number))
+    require(math.isfinite(number), f"{name} takes a number, not {text}")
+    return text
 
 
 def first_message(box: str) -> str:
@@ -171,21 +179,29 @@ def first_message(box: str) -> str:
     return text or "the command line could not be read; see --help"
 
 
+COUNTS = {"total_timesteps", "eval_episodes", "update_epochs", "learn_every", "anneal_steps"}
+COUNTS |= {"e_policy", "v_value"}
+SHARES = {"gamma", "int_gamma", "gae_lambda", "tau", "update_proportion"}
+SHARES |= {"start_e", "end_e", "exploration_fraction"}
+ANY_SIGN = {"v_min", "v_max", "reward_scaler"}
+
+
 def check_numbers(args: RunArgs) -> None:
+    """Whatever no script can mean; what only some cannot is theirs to say."""
+    require("/" not in args.exp_name, f"--exp-name {args.exp_name}: it must not contain /")
     for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
+        name, value = field.name, getattr(args, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        counts = field.name.startswith("num_") or field.name.endswith(("_size", "_frequency"))
-        if field.name in ("eval_frequency", "checkpoints", "seed", "torch_threads"):
-            require(value >= 0, f"{flag(field.name)} must not be negative, got {value}")
-        elif counts or field.name in (
-            "total_timesteps",
-            "eval_episodes",
-            "update_epochs",
-            "learn_every",
-        ):
-            require(value >= 1, f"{flag(field.name)} must be at least 1, got {value}")
+        counts = name.startswith(("num_", "trxl_")) or name.endswith(("_size", "_frequency"))
+        if name in ("eval_frequency", "checkpoints", "seed", "torch_threads"):
+            require(value >= 0, f"{flag(name)} must not be negative, got {value}")
+        elif counts or name in COUNTS:
+            require(value >= 1, f"{flag(name)} must be at least 1, got {value}")
+        elif name in SHARES:
+            require(0 <= value <= 1, f"{flag(name)} must be from 0 to 1, got {value}")
+        elif isinstance(value, float) and name not in ANY_SIGN:
+            require(0 <= value < math.inf, f"{flag(name)} must not be negative, got {value}")
 
 
 def stored_settings(cls: type[A], argv: list[str]) -> A | Any:

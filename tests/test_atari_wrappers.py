@@ -8,7 +8,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from cleanrl_utils.atari_wrappers import ClipReward, EpisodicLife, FireReset, MaxAndSkip, NoopReset
+from cleanrl_utils.atari_wrappers import (
+    ClipReward,
+    EpisodicLife,
+    FireReset,
+    Grayscale,
+    MaxAndSkip,
+    NoopReset,
+)
+from cleanrl_utils.errors import BadInput
 
 gym.register_envs(ale_py)
 BREAKOUT, PONG = "BreakoutNoFrameskip-v4", "PongNoFrameskip-v4"
@@ -258,3 +266,9 @@ def test_chain_in_vector_environments(env_id: str) -> None:
     asynchronous.close()
     assert {i for i, _ in games} == {0, 1} and all(n <= (200, 300)[i] for i, n in games)
     assert episodes > len(games) if "Breakout" in env_id else episodes == len(games)
+
+
+def test_what_shows_no_pictures_is_refused_in_one_line() -> None:
+    with pytest.raises(BadInput) as error:
+        Grayscale(gym.make("CartPole-v1"))
+    assert "--env-id CartPole-v1" in error.value.message and "pictures" in error.value.message

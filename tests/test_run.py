@@ -53,12 +53,21 @@ def test_ways_to_write_a_flag(words: list[str], field: str, value: object) -> No
 BAD_INPUT = {
     "--env-id CartPol-v1": ["--env-id", "CartPole-v1"],
     "--env-id Pendulum-v1": ["ppo_continuous_action.py"],
+    "--env-id Breakot-v4": ["--env-id", "Breakout-v4"],
     "--num-minibatches 3": ["--num-minibatches", "512"],
     "--total-timesteps 100": ["--total-timesteps", "512"],
     "--num-envs 0": ["--num-envs", "at least 1"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
     "--seed one": ["--seed", "one"],
-    "--cuda perhaps": ["perhaps"],
+    "--cuda perhaps": ["--cuda", "perhaps"],
+    "--num-envs foo": ["--num-envs", "foo", "whole number"],
+    "--num-envs 1.5": ["--num-envs", "1.5", "whole number"],
+    "--learning-rate x": ["--learning-rate", "x"],
+    "--learning-rate nan": ["--learning-rate", "nan"],
+    "--learning-rate -1": ["--learning-rate", "negative"],
+    "--gamma 2": ["--gamma", "from 0 to 1"],
+    "--clip-coef -0.1": ["--clip-coef", "negative"],
+    "--exp-name a/b": ["--exp-name", "/"],
     "--runs-dir some_file": ["--runs-dir some_file"],
     "--resume nowhere": ["--resume nowhere"],
     "--env-id nowhere:Thing-v0": ["nowhere"],
@@ -90,6 +99,24 @@ def test_bad_input_ends_the_process_with_2_and_leaves_no_folder(tmp_path: Path) 
     done = run_ppo("--env-id", "NoSuchThing-v7", cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tracking_without_a_login_is_one_line(train, monkeypatch, capfd) -> None:
+    wandb = pytest.importorskip("wandb")
+
+    def init(**settings: Any) -> None:
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", "--track")
+    assert stop.value.code == 2 and "WANDB_MODE=offline" in capfd.readouterr().err
+
+
+def test_the_demo_refuses_what_ppo_does_not_know(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cleanrl_utils.demo", "--nope"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and "--nope" in done.stderr and list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_names_its_extra(train, monkeypatch, capfd) -> None:
