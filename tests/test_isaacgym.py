@@ -1,5 +1,6 @@
 """Environments on the GPU for torch: their resets, and whose they are."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ pytest.importorskip("brax")
 import jax
 import jax.numpy as jnp
 import torch
+from conftest import ROOT
 
 from cleanrl_utils import checkpoint, envs_torch
 from cleanrl_utils.envs_jax import Brax
@@ -128,3 +130,10 @@ def test_isaac_gym_is_used_where_it_is_installed(monkeypatch) -> None:
     assert outcomes[:, 2].tolist() == [0, 0, 1, 0, 0]
     assert outcomes[:, 3].tolist() == [1, 1, 1, 0, 1]
     assert outcomes[2, 4:].tolist() == [3, 3] and outcomes[4, 5] == 1
+
+
+def test_the_originals_path_leads_to_the_script(tmp_path: Path) -> None:
+    name = "ppo_continuous_action_isaacgym"
+    command = [sys.executable, str(ROOT / "cleanrl" / name / f"{name}.py"), "--env-id", "Nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: --env-id Nothing"), done.stderr
