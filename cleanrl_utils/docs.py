@@ -617,14 +617,15 @@ def provenance(mine: list[Group]) -> str:
         "|-|-|-|-|-|",
     ]
     for group in mine:
-        run = group.runs[0]
-        command = re.sub(r" --seed \d+", "", run["command"])
+        commands = {re.sub(r" --seed \d+", "", run["command"]) for run in group.runs}
+        command = "<br>".join(f"`{command}`" for command in sorted(commands))
         commits = ", ".join(
             sorted({x["commit"] + ("*" if x.get("dirty") else "") for x in group.runs})
         )
-        versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items())
+        sets = {", ".join(f"{k} {v}" for k, v in run["versions"].items()) for run in group.runs}
+        versions = "; ".join(sorted(sets))
         hardware = "; ".join(sorted(set(group.column("hardware"))))
-        lines.append(f"| `{group.env_id}` | `{command}` | {commits} | {hardware} | {versions} |")
+        lines.append(f"| `{group.env_id}` | {command} | {commits} | {hardware} | {versions} |")
     if any(run.get("dirty") for group in mine for run in group.runs):
         lines.append("\n\\* with changes that were not committed")
     return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
