@@ -128,8 +128,10 @@ class Script:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 value = value_of(node.value, known)
                 if isinstance(target, ast.Name) and value is not None:
-                    added = isinstance(node, ast.AugAssign)
-                    known[target.id] = known[target.id] + value if added else value
+                    if isinstance(node, ast.AugAssign):
+                        before = known.get(target.id)  # a counter's is not known
+                        value = before + value if type(before) is type(value) else value
+                    known[target.id] = value
                     found |= dict.fromkeys(tags_in(value))
             elif isinstance(node, ast.Call):
                 found |= dict.fromkeys(tags_in([value_of(arg, known) for arg in node.args]))
