@@ -101,6 +101,9 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
         env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         shape = env.observation_space.shape or ()
+        dtype = env.observation_space.dtype
+        fits = len(shape) != 3 or dtype == np.uint8
+        require(fits, f"--env-id {env_id}: pictures must be of bytes, these, {shape}, are {dtype}")
         if len(shape) == 3 and shape[:2] != (84, 84):
             env = gym.wrappers.ResizeObservation(env, (84, 84))
         elif len(shape) not in (1, 3):  # dicts and the like: one vector each
@@ -190,7 +193,7 @@ class Agent(nn.Module):
                 *(layer_init(nn.Linear(dim, 64 * 7 * 7)), nn.ReLU(), nn.Unflatten(1, (64, 7, 7))),
                 *(layer_init(nn.ConvTranspose2d(64, 64, 3)), nn.ReLU()),
                 *(layer_init(nn.ConvTranspose2d(64, 32, 4, stride=2)), nn.ReLU()),
-                layer_init(nn.ConvTranspose2d(32, shape[-1], 8, stride=4), std=1.0),
+                layer_init(nn.ConvTranspose2d(32, shape[-1], 8, stride=4)),
             )
 
     @classmethod
@@ -282,14 +285,21 @@ def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
+def update(
+    agent: Agent,
+    optimizer: optim.Optimizer,
+    args: Args,
+    ent_coef: Tensor,
+    memory: Tensor,
+    positions: Tensor,
+    *minibatch: Tensor,
+) -> Tensor:
     """One gradient step; returns the losses and diagnostics of its minibatch, in log order.
 
     Minibatches are (num_envs, some steps). All find their past in the memory of the whole rollout,
     as the layers took it in then; no gradient goes there.
     """
-    ent_coef, memory, positions, *batch = minibatch
-    obs, actions, logprobs, values, advantages, returns, real, steps = batch
+    obs, actions, logprobs, values, advantages, returns, real, steps = minibatch
     visible = window(steps, positions, args.trxl_memory_length)
     hidden, _ = agent.attend(obs, memory, positions, visible)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, actions)
@@ -351,9 +361,9 @@ if __name__ == "__main__":
     hidden = torch.zeros(args.num_steps + 1, args.num_envs, args.trxl_dim, device=device)
     # What layers took in, and where in its episode: the end of the last rollout, then this one.
     length = args.trxl_memory_length
-    places = (args.num_envs, length + args.num_steps)
-    memory = torch.zeros(args.trxl_num_layers, *places, args.trxl_dim, device=device)
-    positions = torch.zeros(places, dtype=torch.long, device=device)
+    rows = (args.num_envs, length + args.num_steps)
+    memory = torch.zeros(args.trxl_num_layers, *rows, args.trxl_dim, device=device)
+    positions = torch.zeros(rows, dtype=torch.long, device=device)
 
     sample = run.accelerate(torch.no_grad()(agent.step))
     learn = run.accelerate(partial(update, agent, optimizer, args, ent_coef, memory, positions))

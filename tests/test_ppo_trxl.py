@@ -1,6 +1,9 @@
 """What the transformer's memory must do beyond what every script must."""
 
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -184,7 +187,45 @@ def test_without_memory_gym_it_says_what_to_install(train, monkeypatch, capsys) 
     assert stopped.value.code == 2 and "install-memory_gym" in capsys.readouterr().err
 
 
+SLEEPER = """
+import sys, time
+from cleanrl_utils.envs import make
+make(*sys.argv[1:]).reset(seed=1)  # pygame has started
+print("here", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("words", ["MortarMayhem-Grid-v0", "CartPole-v1 videos"])
+def test_a_process_that_draws_with_pygame_can_be_ended(words: str, tmp_path: Path) -> None:
+    pytest.importorskip("pygame")
+    if words.startswith("Mortar"):
+        pytest.importorskip("memory_gym")
+    command = [sys.executable, "-c", SLEEPER, *words.split()]
+    quiet = dict(cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with subprocess.Popen(command, text=True, **quiet) as child:
+        try:
+            assert child.stdout.readline() == "here\n"
+            child.terminate()
+            assert child.wait(20) == -signal.SIGTERM
+        finally:
+            child.kill()
+
+
+class FloatPictures(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size: int = 84):
+        self.observation_space = gym.spaces.Box(0, 1, (size, size, 3), np.float32)
+
+
+gym.register("FloatPictures-v0", FloatPictures)
+gym.register("SmallFloatPictures-v0", FloatPictures, kwargs={"size": 20})
+
+
 BAD = {
+    "--env-id FloatPictures-v0": "--env-id FloatPictures-v0: pictures must be of bytes",
+    "--env-id SmallFloatPictures-v0": "--env-id SmallFloatPictures-v0: pictures must be of bytes",
     "--trxl-num-heads 5": "--trxl-num-heads",
     "--trxl-memory-length 0": "--trxl-memory-length",
     "--num-minibatches 3": "--num-minibatches",
