@@ -54,7 +54,7 @@ class Args(TorchArgs):
     max_grad_norm: float = 0.5
     """largest norm of the gradient over all parameters"""
     target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """end the policy's epochs of an update after one whose approximate KL divergence passes this"""
     n_iteration: int = 32
     """rollouts, each followed by an update of the policy, in a phase"""
     e_policy: int = 1
@@ -169,7 +169,7 @@ def impala(channels: int, height: int, width: int) -> nn.Sequential:
 
 
 def normed(layer: nn.Conv2d | nn.Linear, scale: float) -> nn.Module:
-    """Rescale the weights of each output to this norm; no bias."""
+    """Rescale the weights of each output to this norm; biases begin at zero."""
     flat = layer.weight.data.flatten(1)
     flat *= scale / flat.norm(dim=1, keepdim=True)
     nn.init.zeros_(layer.bias)
@@ -249,10 +249,15 @@ def masked_mean(x: Tensor, real: Tensor) -> Tensor:
 
 
 def update(
-    agent: Agent, optimizer: optim.Optimizer, args: Args, policy: bool, value: bool, *batch: Tensor
+    agent: Agent,
+    optimizer: optim.Optimizer,
+    args: Args,
+    teach_policy: bool,
+    teach_value: bool,
+    *minibatch: Tensor,
 ) -> Tensor:
     """One gradient step for policy, value or both; returns losses and diagnostics in log order."""
-    obs, actions, logprobs, values, advantages, returns, real = batch
+    obs, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
@@ -266,9 +271,11 @@ def update(
     v_loss = 0.5 * masked_mean(v_error, real)
     entropy = masked_mean(entropy, real)
     # They share no parameter. What is left out gets no gradient at all, so Adam leaves it alone.
-    losses = [pg_loss - args.ent_coef * entropy] * policy + [args.vf_coef * v_loss] * value
     optimizer.zero_grad()
-    torch.stack(losses).sum().backward()
+    if teach_policy:
+        (pg_loss - args.ent_coef * entropy).backward()
+    if teach_value:
+        (args.vf_coef * v_loss).backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
@@ -309,7 +316,7 @@ if __name__ == "__main__":
     aux_optimizer = optim.Adam(agent.parameters(), rate(), **adam)  # other losses, other moments
     return_stats = RunningStats()
     sample = run.accelerate(torch.no_grad()(agent.act_and_tell))
-    kinds = [(True, True), (True, False), (False, True)]  # for the policy, for the value function
+    kinds = [(True, True), (True, False), (False, True)]  # teach policy, teach value function
     learn = {kind: run.accelerate(partial(update, agent, optimizer, args, *kind)) for kind in kinds}
     learn_aux = run.accelerate(partial(aux_update, agent, aux_optimizer, args))
 
@@ -364,7 +371,7 @@ if __name__ == "__main__":
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         return_stats.update(torch.as_tensor(discounted)[real > 0])
-        rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
+        rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes, not sign
         old_values = values.cpu()  # small and sequential: advantages are CPU work
         advantages = gae(rewards, old_values, terminated, done, args)
         returns = advantages + old_values[:-1]
@@ -374,16 +381,23 @@ if __name__ == "__main__":
             advantages = (advantages - kept.mean()) / (kept.std() + 1e-8)
         rollout = (obs, actions, logprobs, old_values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
-        losses = []
-        for epoch in range(max(args.e_policy, args.v_value)):
-            learn_now = learn[epoch < args.e_policy, epoch < args.v_value]
+        policy_losses, value_losses, epoch, policy_epochs = [], [], 0, args.e_policy
+        while epoch < max(policy_epochs, args.v_value):
+            teach_policy, teach_value = epoch < policy_epochs, epoch < args.v_value
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
-            losses += [learn_now(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
-                break
+            losses = [learn[teach_policy, teach_value](*minibatch) for minibatch in minibatches]
+            epoch += 1
+            if teach_value:
+                value_losses += losses
+            if teach_policy:
+                policy_losses += losses
+                if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                    policy_epochs = epoch  # the value function learns on
 
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
+        v_loss = torch.stack(value_losses)[:, 0].mean()
+        means = torch.stack(policy_losses).mean(0)
+        _, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = means
         residual = (returns - old_values[:-1])[real > 0]
         metrics = {
             "charts/learning_rate": optimizer.param_groups[0]["lr"],

@@ -291,7 +291,7 @@ if __name__ == "__main__":
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         return_stats.update(torch.as_tensor(discounted)[real > 0])
-        rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
+        rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes, not sign
         old_values = values.cpu()  # small and sequential: advantages are CPU work
         advantages = gae(rewards, old_values, terminated, done, args)
         returns = advantages + old_values[:-1]

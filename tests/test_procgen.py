@@ -307,6 +307,31 @@ def test_a_phase_keeps_all_of_its_rollouts(train, pool_of_probes) -> None:
     assert sum(tag == "losses/aux/kl_loss" for _, tag, _ in done.rows()) == 2
 
 
+def test_the_policys_limit_is_not_the_value_functions(train, pool_of_probes) -> None:
+    """With two minibatches the second one has moved already, so each epoch passes the limit."""
+    flags = f"--env-id ProbeBoth-v0 --total-timesteps 120 {TINY} {PHASE} --num-minibatches 2"
+    flags += " --target-kl 1e-12 --learning-rate 0.01"
+    for epochs, policy, value in (((3, 2), 1, 2), ((3, 1), 1, 1), ((1, 3), 1, 3)):
+        e_policy, v_value = epochs
+        done = train("ppg_procgen", f"{flags} --e-policy {e_policy} --v-value {v_value}")
+        agent, adam = done.variables["agent"], done.variables["optimizer"]
+        steps = [adam.state[head.weight]["step"] for head in (agent.actor, agent.critic)]
+        assert steps == [2 * 2 * policy, 2 * 2 * value]  # rollouts, minibatches, epochs
+
+
+def test_epochs_for_the_value_function_leave_the_policys_metrics_alone(
+    train, pool_of_probes
+) -> None:
+    """The one step for the policy finds the policy that acted, whatever comes after it."""
+    flags = f"--env-id ProbeBoth-v0 --total-timesteps 120 {TINY} {PHASE} --learning-rate 0.01"
+    rows = train("ppg_procgen", f"{flags} --v-value 4").rows()
+    for name in ("approx_kl", "old_approx_kl", "clipfrac"):
+        found = [value for _, tag, value in rows if tag == f"losses/{name}"]
+        assert len(found) == 2 and max(map(abs, found)) < 1e-6, (name, found)
+    rows = train("ppg_procgen", f"{flags} --e-policy 4", "policy").rows()
+    assert max(value for _, tag, value in rows if tag == "losses/approx_kl") > 1e-4
+
+
 PROBE = (
     f"--gamma {GAMMA} --total-timesteps 4800 --learning-rate 0.002 --anneal-lr --ent-coef 0.05"
     " --num-envs 16 --num-steps 6 --num-minibatches 1 --no-clip-vloss"
