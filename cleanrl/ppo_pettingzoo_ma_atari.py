@@ -79,7 +79,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
         if ":" not in env_id:  # an Atari game
             env = atari.NoopReset(env, noop_max=30)  # all games would start alike
             env = atari.MaxAndSkip(env, skip=4)
-        else:
+        elif len(env.observation_space.shape) == 3:  # in colour
             env = gym.wrappers.GrayscaleObservation(env)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # rewards unclipped
         env = atari.ClipReward(env)

@@ -30,10 +30,10 @@ def make_game(env_id: str, video_folder: str | Path | None = None) -> gym.Env:
     if ":" in env_id:
         module, _, name = env_id.partition(":")
         try:
-            maker = getattr(importlib.import_module(module), name)
+            maker = getattr(importlib.import_module(module), name).parallel_env
         except (ImportError, AttributeError) as error:
             raise BadInput(f"--env-id {env_id}: {error}") from None
-        game = maker.parallel_env(render_mode=mode)
+        game = maker(render_mode=mode)
     else:
         roms, maker = find_roms(), find_atari(env_id)
         gray = {"obs_type": "grayscale_image"}  # fastest from the console itself
@@ -85,8 +85,15 @@ class Game(gym.Env):
         alike = all(x == space[0] for space in (pictures, actions) for x in space)
         discrete = isinstance(actions[0], gym.spaces.Discrete)
         require(alike and discrete, "--env-id: its players must all have the same discrete actions")
-        height, width, channels = pictures[0].shape
-        shape = (height, width) if channels == 1 else (height, width, channels)
+        shape: tuple[int, ...] = pictures[0].shape or ()
+        dtype = pictures[0].dtype
+        picture = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
+        require(
+            picture and dtype == np.uint8,
+            "--env-id: its players must see pictures of bytes, gray or in three colours; they see"
+            f" {type(pictures[0]).__name__} {shape} {dtype}",
+        )
+        shape = shape[:2] if shape[2:] == (1,) else shape
         self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
         self.action_space = gym.spaces.MultiDiscrete([actions[0].n] * self.num_players)
 

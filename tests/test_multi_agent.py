@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from players import PLAYERS, Which
 from probes import GAMMA, see_each_picture_once
 
 from cleanrl_utils.evaluate import import_script
@@ -148,6 +149,47 @@ def test_what_cannot_be_played_is_refused(flags: str, words: str, train, capsys)
     with pytest.raises(SystemExit) as stopped:
         train(NAME, f"{flags} --num-steps 128")
     assert stopped.value.code == 2 and words in capsys.readouterr().err
+
+
+class OneChannel(Which):
+    def observation_space(self, player: str) -> gym.Space:
+        return gym.spaces.Box(0, 255, (60, 70, 1), np.uint8)
+
+    def see(self) -> dict[str, np.ndarray]:
+        space = self.observation_space("")
+        return {player: np.full(space.shape, 9, space.dtype) for player in PLAYERS}
+
+
+class NoChannel(OneChannel):
+    def observation_space(self, player: str) -> gym.Space:
+        return gym.spaces.Box(0, 255, (60, 70), np.uint8)
+
+
+class Vectors(OneChannel):
+    def observation_space(self, player: str) -> gym.Space:
+        return gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+
+class Floats(OneChannel):
+    def observation_space(self, player: str) -> gym.Space:
+        return gym.spaces.Box(0, 1, (84, 84, 3), np.float32)
+
+
+@pytest.mark.parametrize("name", ["OneChannel", "NoChannel"])
+def test_own_games_may_be_gray(name: str, train) -> None:
+    obs, _ = make(f"{__name__}:{name}").reset(seed=1)
+    assert obs.shape == (2, 6, 84, 84) and (obs[:, :4] == 9).all()
+    flags = f"--env-id {__name__}:{name} --num-envs 2 --num-steps 4 --total-timesteps 8"
+    train(NAME, f"{flags} --num-minibatches 1 --update-epochs 1 --torch-threads 1")
+
+
+@pytest.mark.parametrize("name, words", [("Vectors", "(5,) float32"), ("Floats", "float32")])
+def test_own_games_without_pictures_are_refused(name: str, words: str, train, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        train(NAME, f"--env-id {__name__}:{name} --num-envs 2 --num-steps 4 --total-timesteps 8")
+    lines = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2 and len(lines) == 1, lines
+    assert "--env-id" in lines[0] and words in lines[0]
 
 
 def test_games_in_processes_are_the_same_games(train) -> None:
