@@ -32,6 +32,8 @@ class CudaGraph:
                 return self._eagerly(*args)
             self._capture(*args)
         for mine, given in zip(self.inputs, args, strict=True):
+            # copy_ would broadcast
+            assert mine.shape == given.shape, f"captured {mine.shape}, called with {given.shape}"
             mine.copy_(given)
         self.graph.replay()
         return copy_of(self.outputs)
@@ -56,9 +58,15 @@ def copy_of(outputs: Any) -> Any:
     """Outputs live in the graph's memory and change at the next replay: hand out copies."""
     if isinstance(outputs, Tensor):
         return outputs.clone()
+    if isinstance(outputs, dict):
+        return {key: copy_of(x) for key, x in outputs.items()}
+    if hasattr(outputs, "_fields"):  # a named tuple
+        return type(outputs)(*map(copy_of, outputs))
     if isinstance(outputs, tuple | list):
-        return type(outputs)(copy_of(x) for x in outputs)
-    return outputs
+        return type(outputs)(map(copy_of, outputs))
+    if outputs is None:
+        return None
+    raise TypeError(f"a CUDA graph returns tensors and collections of them, not {type(outputs)}")
 
 
 def as_tensor(array: np.ndarray) -> Tensor:

@@ -41,8 +41,9 @@ def set_state(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     if (torch := sys.modules.get("torch")) and "torch" in state:
         torch.set_rng_state(state["torch"])
-        if "cuda" in state and torch.cuda.is_available():  # else it goes on without a GPU
-            torch.cuda.set_rng_state_all(state["cuda"])
+        gpus = range(torch.cuda.device_count())  # maybe fewer than there were
+        for gpu, stream in zip(gpus, state.get("cuda", [])):
+            torch.cuda.set_rng_state(stream, gpu)
 
 
 @contextmanager
