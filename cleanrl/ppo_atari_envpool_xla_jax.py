@@ -306,12 +306,14 @@ if __name__ == "__main__":
     train = run.state["train"]
     for iteration in range(start, args.num_iterations):
         if run.boundary(iteration, train=train):  # new games, so that a resumed run is the same run
+            envs.close()
             envs = make_envs(args, run.env_seed)
             obs, _ = envs.reset()
             handle, _, _, step_envs = envs.xla()  # a function for compiled programs
             none = jnp.zeros(args.num_envs)
             games = Games(handle, random.key(run.env_seed), obs, none > 0, none)
             games = jax.device_put(games, jax.devices()[0])
+            # EnvPool writes its pool into the function: a new one is compiled anew
             collect_all = partial(collect, jax.jit(partial(play, step_envs)), args)
         remaining = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         games, step = collect_all(train["params"], games)
@@ -321,4 +323,6 @@ if __name__ == "__main__":
         run.log_rollout(step.episodic_return, step.episodic_length, global_step, average=20)
         run.log(jax.device_get(metrics), global_step)
         run.evaluate(Agent(train["params"]), global_step)
+
+    envs.close()
     run.finish(Agent(train["params"]))
