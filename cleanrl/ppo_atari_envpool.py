@@ -130,7 +130,7 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
 
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., 4, 84, 84)."""
+        """Of bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 

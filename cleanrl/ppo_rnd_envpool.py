@@ -194,7 +194,7 @@ class Agent(nn.Module):
 
     # same as ppo_atari.py
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., 4, 84, 84)."""
+        """Of bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -351,9 +351,9 @@ if __name__ == "__main__":
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         frames = obs[1:, :, -1]  # the newest of what each action led to
-        chosen = torch.as_tensor(actions, device=device)
+        taken = torch.as_tensor(actions, device=device)
         with torch.no_grad():
-            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], chosen)
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], taken)
             values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
             curiosity = agent.prediction_error(frames).sum(-1).cpu() / 2
         at_end = [curiosity[step, i].item() for _, step, i in games]
@@ -367,7 +367,7 @@ if __name__ == "__main__":
         advantages = gae(rewards, values, terminated, done, gamma, args)
         returns = advantages + values[:-1]
         advantages = advantages @ coefs
-        rollout = (obs[:-1], frames, chosen, logprobs, values[:-1], advantages, returns, real)
+        rollout = (obs[:-1], frames, taken, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
