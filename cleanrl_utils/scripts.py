@@ -129,7 +129,7 @@ class Script:
                 value = value_of(node.value, known)
                 if isinstance(target, ast.Name) and value is not None:
                     if isinstance(node, ast.AugAssign):
-                        before = known.get(target.id)  # a counter's is not known
+                        before: Any = known.get(target.id)  # a counter's is not known
                         value = before + value if type(before) is type(value) else value
                     known[target.id] = value
                     found |= dict.fromkeys(tags_in(value))
