@@ -172,8 +172,9 @@ class Learner:
     def agrees_with(self, agent: Agent) -> bool:
         """Whether the agent does what the actor says: they have to be changed together."""
         obs = np.random.default_rng(1).standard_normal((2, *self.memory.shapes[0]))
-        said = self.actor.apply(agent.params, obs)
-        return np.allclose(agent.act(obs), said, rtol=0, atol=0.01 * agent.scale.max())  # TF32
+        with jax.default_device(jax.devices("cpu")[0]):  # a GPU would round its products
+            said = self.actor.apply(agent.params, obs)
+        return np.allclose(agent.act(obs), said, rtol=0, atol=1e-3 * agent.scale.max())
 
     def q_loss(self, critic: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
         """The critic's loss; and its mean value and loss."""

@@ -74,13 +74,10 @@ class Args(TorchArgs):
         super().__post_init__()
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
-        self.num_phases = self.total_timesteps // (self.batch_size * max(self.n_iteration, 1))
+        self.num_phases = self.total_timesteps // (self.batch_size * self.n_iteration)
         self.num_iterations = self.num_phases * self.n_iteration
         self.num_rollouts = self.num_envs * self.n_iteration  # of single environments, in a phase
         self.aux_minibatch_size = self.num_aux_rollouts * self.n_aux_grad_accum
-        for name in ("n_iteration", "e_policy", "v_value", "e_auxiliary", "n_aux_grad_accum"):
-            count = getattr(self, name)
-            require(count >= 1, f"--{name.replace('_', '-')} must be at least 1, got {count}")
         batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
         divides = self.batch_size % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide {batch}")

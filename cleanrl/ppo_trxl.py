@@ -87,9 +87,6 @@ class Args(TorchArgs):
         divides = self.num_steps % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide --num-steps = {self.num_steps}")
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
-        for name in ("anneal_steps", *(x for x in vars(self) if x.startswith("trxl_"))):
-            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
-            require(isinstance(value, str) or value > 0, f"{flag} must be at least 1, got {value}")
         divides = self.trxl_dim % self.trxl_num_heads == 0 and self.trxl_dim % 2 == 0
         require(divides, f"--trxl-dim must be even, and --trxl-num-heads divide {self.trxl_dim}")
 

@@ -67,7 +67,6 @@ class Args(TorchArgs):
         divides = self.batch_size % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide {batch}")
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
-        require(self.rpo_alpha >= 0, f"--rpo-alpha must not be negative, got {self.rpo_alpha}")
 
 
 # same as ppo_continuous_action.py

@@ -176,8 +176,8 @@ class Run:
                 recent = list(getattr(self._progress, name))[-average:]
                 tag = f"charts/avg_episodic_{name.removesuffix('s')}{suffix}"
                 self._write(step, {tag: sum(recent) / len(recent)})
-        self._write(step, {f"charts/{whose}episodic_return{suffix}": float(episodic_return)})
-        self._write(step, {f"charts/{whose}episodic_length{suffix}": float(length)})
+        episode = {"return": float(episodic_return), "length": float(length)}
+        self._write(step, {f"charts/{whose}episodic_{k}{suffix}": x for k, x in episode.items()})
         self._progress.update(step)
 
     def log_rollout(self, returns: Any, lengths: Any, step: int, average: int = 0) -> None:
@@ -217,8 +217,8 @@ class Run:
         if self.evaluation_due(step) and self.writes:
             self._last_eval = step
             returns = self._play(agent, video=False)
-            self._write(step, {"eval/mean_return": float(np.mean(returns))})
-            self._write(step, {"eval/std_return": float(np.std(returns))})
+            mean, std = float(np.mean(returns)), float(np.std(returns))
+            self._write(step, {"eval/mean_return": mean, "eval/std_return": std})
 
     def play(self, agent: Any, episodes: int, epsilon: float = 0.0) -> list[float]:
         """Returns of episodes, with `epsilon` of the actions random; training does not notice."""
@@ -291,8 +291,8 @@ class Run:
             lengths: list[float] = []
             returns = self._play(agent, video=self.args.capture_video, lengths=lengths)
             for episode, (value, length) in enumerate(zip(returns, lengths, strict=True)):
-                self._write(episode, {"eval/episodic_return": value})
-                self._write(episode, {"eval/episodic_length": length})
+                both = {"eval/episodic_return": value, "eval/episodic_length": length}
+                self._write(episode, both)
             summary |= {"eval_returns": returns, "eval_lengths": lengths}
             score = f"{np.mean(returns):.2f} ± {np.std(returns):.2f}"
             self.say(f"evaluation: {score} ({len(returns)} episodes)")
