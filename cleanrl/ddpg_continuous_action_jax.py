@@ -6,6 +6,7 @@ Paper: https://arxiv.org/abs/1509.02971. Every detail with its reason: docs/rl-a
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -191,17 +192,24 @@ class Learner:
         loss = -self.critic.apply(train.critic, batch.obs, actions).mean()
         return loss, loss
 
-    def update(self, train: Train, sums: Array, replay: Replay, policy: bool) -> tuple:
+    def chance(self, replay: Replay, key: Array, number: int) -> Array:
+        """What so many updates leave to chance: two batches for each. At once, because a GPU takes
+        as long for the random numbers of one update as for those of all."""
+        return self.memory.choose(replay, key, number, 2, self.args.batch_size)
+
+    def update(
+        self, replay: Replay, train: Train, sums: Array, chance: Array, policy: bool
+    ) -> tuple:
         """All that one step is worth; whether the policy takes part is known in advance."""
-        key, q_key, actor_key = random.split(train.key, 3)
-        batch = self.memory.sample(replay, q_key, self.args.batch_size)
+        rows, actor_rows = chance
+        batch = self.memory.take(replay, rows)
         critic, moments, q_losses = descend(
             self.q_loss, self.adam, train.critic, train.q_moments, train, batch
         )
-        train = train._replace(critic=critic, q_moments=moments, key=key)
+        train = train._replace(critic=critic, q_moments=moments)
         actor_loss = jnp.zeros(())
         if policy:
-            batch = self.memory.sample(replay, actor_key, self.args.batch_size)
+            batch = self.memory.take(replay, actor_rows)
             actor, moments, actor_loss = descend(
                 self.actor_loss, self.adam, train.actor, train.actor_moments, train, batch
             )
@@ -215,9 +223,10 @@ class Learner:
     def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, parts: tuple) -> tuple:
         """Remember the turns since the last call, and make an update for each of `parts`."""
         replay = self.memory.insert(replay, pages)
-        update = lambda train, sums, *part: self.update(train, sums, replay, *part)  # noqa: E731
-        train, sums = in_turn(update, (train, sums), parts)
-        return train, (sums, replay, train.actor)
+        key, chance_key = random.split(train.key)
+        chance = self.chance(replay, chance_key, len(parts))
+        state, update = (train._replace(key=key), sums), partial(self.update, replay)
+        return *in_turn(update, state, parts, chance), replay
 
 
 if __name__ == "__main__":
@@ -231,17 +240,27 @@ if __name__ == "__main__":
     learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
     agent, memory = Agent(learner.actor, {}), learner.memory
     first = jax.jit(learner.init)(np.zeros(envs.observation_space.shape, np.float32))
-    packing, no_losses = Packing(first, jax.default_backend() != "cpu"), jnp.zeros((2, len(TAGS)))
-    learn = jax.jit(packing.changer(learner.learn), static_argnums=4, donate_argnums=(0, 2))
+    few, no_losses = jax.default_backend() != "cpu", jnp.zeros((2, len(TAGS)))
+    packing, actor_packing = Packing(first, few), Packing(first.actor, few)
 
+    @partial(jax.jit, static_argnums=4, donate_argnums=(0, 2))
+    def program(vectors: Any, *rest: Any) -> tuple:
+        train, losses, replay = learner.learn(packing.unpack(vectors), *rest)
+        return packing.pack(train), losses, replay, actor_packing.pack(train.actor)
+
+    def learn(*state: Any) -> tuple:
+        *state, actor = program(*state)
+        return *state, actor_packing.fetch(actor)
+
+    # A GPU has to be told one kernel after the other: a thread does it, while this one acts.
+    background = ThreadPoolExecutor(1)
     state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
     state |= dict(losses=no_losses, pages=memory.pages(args.learn_every))
     start = run.resume(args.num_calls, **state, rng=rng)
     train, replay, losses, pages = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
-    policy = packing.unpack(train).actor
     low, high = envs.action_space.low, envs.action_space.high
-    agent.params = jax.device_get(policy)
+    agent.params = jax.device_get(packing.unpack(train).actor)
     require(learner.agrees_with(agent), "Agent.act must do what Actor says: it acts in its place")
     for call in range(start, args.num_calls):
         if run.boundary(call, train=train, replay=replay, losses=losses, pages=pages):
@@ -252,10 +271,9 @@ if __name__ == "__main__":
 
         # Learn from the turns before, in the background. Each environment's step is counted, so
         # that --num-envs changes neither the number of updates nor their order.
-        agent.params = jax.device_get(policy)  # as the last call has left it
         begin, end = call * args.call_size, (call + 1) * args.call_size
         parts = tuple(map(args.parts, range(max(begin, args.learning_starts) + 1, end + 1)))
-        train, (losses, replay, policy) = learn(train, losses, replay, pages, parts)
+        learning = background.submit(learn, train, losses, replay, pages, parts)
 
         # Meanwhile act: at random at first. A step that only resets is not to be remembered.
         pages = memory.pages(args.learn_every)
@@ -270,11 +288,11 @@ if __name__ == "__main__":
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
+        train, losses, replay, agent.params = learning.result()
         if (call + 1) % args.calls_per_log == 0:
             run.log(means(TAGS, losses), global_step)
             losses = no_losses
-        if run.evaluation_due(global_step):
-            run.evaluate(Agent(learner.actor, jax.device_get(policy)), global_step)
+        run.evaluate(agent, global_step)
 
     envs.close()
-    run.finish(Agent(learner.actor, jax.device_get(policy)))
+    run.finish(agent)

@@ -83,8 +83,13 @@ class ReplayMemory:
 
     def sample(self, replay: Replay, key: Array, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
-        size = jnp.minimum(replay.added, self.capacity)
-        chosen = draw(key, batch_size, size)
+        return self.take(replay, self.choose(replay, key, batch_size))
+
+    def choose(self, replay: Replay, key: Array, *shape: int) -> Array:
+        """Where such transitions lie: for many batches at once, if one has to ask chance once."""
+        return draw(key, shape, jnp.minimum(replay.added, self.capacity))
+
+    def take(self, replay: Replay, chosen: Array) -> Batch:
         rows = replay.rows.at[chosen].get(mode="promise_in_bounds")
         ends = np.cumsum([prod(shape) for shape in self.shapes[:4]])
         parts = [
@@ -182,7 +187,7 @@ class FrameMemory:
     def sample(self, replay: FrameReplay, key: Array, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
         _, first, last = replay.counters
-        chosen = first + draw(key, batch_size, last - first)
+        chosen = first + draw(key, (batch_size,), last - first)
         slot = replay.order[chosen % self.capacity]
         age = replay.age[slot].astype(jnp.int32)
         slots = stack_slots(slot, age, self.back, self.num_envs, self.capacity)
@@ -192,10 +197,10 @@ class FrameMemory:
         return Batch(frames[:, :-1], frames[:, 1:], *parts)
 
 
-def draw(key: Array, number: int, size: Array) -> Array:
+def draw(key: Array, shape: tuple[int, ...], size: Array) -> Array:
     """Uniform whole numbers below `size`. As remainders: the unevenness is below size / 2^32, and
     JAX's randint takes a CPU as long as the rest of a small update."""
-    return (random.bits(key, (number,)) % size.astype(jnp.uint32)).astype(jnp.int32)
+    return (random.bits(key, shape) % size.astype(jnp.uint32)).astype(jnp.int32)
 
 
 def _put(array: Array, start: Array, new: Array) -> Array:

@@ -95,19 +95,22 @@ def descend(
     return optax.apply_updates(params, updates), moments, losses  # type: ignore[return-value]
 
 
-def in_turn(update: Callable, carry: tuple, parts: tuple) -> tuple:
-    """carry = update(*carry, *part) for each of `parts`, in a program. Where they repeat
-    themselves, it is a loop: its body is compiled once."""
-    while parts:
-        period, times = repetition(parts)
+def in_turn(update: Callable, carry: tuple, parts: tuple, arrays: Any) -> tuple:
+    """carry = update(*carry, x, *part) for each of `parts`, in a program, where x is the part's
+    entry of the arrays. Where parts repeat themselves, it is a loop: its body is compiled once."""
+    begin = 0
+    while begin < len(parts):
+        period, times = repetition(parts[begin:])
+        body, end = parts[begin : begin + period], begin + period * times
 
-        def once(carry: tuple, _: None, body: tuple = parts[:period]) -> tuple[tuple, None]:
-            for part in body:
-                carry = update(*carry, *part)
+        def once(carry: tuple, xs: Any, body: tuple = body) -> tuple[tuple, None]:
+            for i, part in enumerate(body):
+                carry = update(*carry, jax.tree.map(lambda x, i=i: x[i], xs), *part)
             return carry, None
 
-        carry, _ = jax.lax.scan(once, carry, length=times)
-        parts = parts[period * times :]
+        cut = lambda x: x[begin:end].reshape(times, period, *x.shape[1:])  # noqa: B023, E731
+        carry, _ = jax.lax.scan(once, carry, jax.tree.map(cut, arrays))
+        begin = end
     return carry
 
 
@@ -190,14 +193,10 @@ class Packing:
         """The function of a tree as one of the tree's vectors."""
         return lambda vectors, *rest: function(self.unpack(vectors), *rest)
 
-    def changer(self, function: Callable) -> Callable:
-        """The same for one that returns (new tree, something)."""
-
-        def change(vectors: dict[str, jax.Array], *rest: Any) -> tuple[dict[str, jax.Array], Any]:
-            tree, result = function(self.unpack(vectors), *rest)
-            return self.pack(tree), result
-
-        return change
+    def fetch(self, vectors: Any) -> Any:
+        """The tree with NumPy's arrays: few of them have to come from the device."""
+        vectors = jax.device_get(vectors)
+        return self.views(vectors) if self.few else vectors
 
 
 def means(tags: Sequence[str], sums: jax.Array) -> dict[str, float]:

@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -67,7 +68,8 @@ class Runs(Run):
         for run in self.all:
             run.csv_only = args.num_seeds > MOST_WITH_TENSORBOARD
         self._siblings_before = [NOTHING_BEFORE] * len(self.siblings)
-        self._pending: tuple | None = None
+        self._writer, self._pending = ThreadPoolExecutor(1), Future[None]()
+        self._pending.set_result(None)
 
     @property
     def seeds(self) -> np.ndarray:
@@ -111,7 +113,7 @@ class Runs(Run):
 
     def boundary(self, iteration: int, **changed: Any) -> bool:
         if iteration == self._next:
-            self._write_pending()  # a checkpoint is written when all before it is
+            self._pending.result()  # a checkpoint is written when all before it is
         if not super().boundary(iteration, **changed):
             return False
         number = iteration * self.args.checkpoints // self.total
@@ -122,21 +124,23 @@ class Runs(Run):
     def log_segment(
         self, metrics: Mapping[str, Any], returns: Any, lengths: Any, step: int
     ) -> None:
-        """Log what a segment of the program gave; it happens while the next one is computed.
+        """Log what a segment of the program gave; it happens while the next one is computed, in a
+        thread of its own, because this one may have to tell a GPU one kernel after the other.
 
         Metrics are (num_seeds,); returns and lengths of episodes (num_seeds, ..., num_envs), in the
         order of steps, NaN where none ended. `step` is the last of them.
         """
-        self._write_pending()
-        self._pending = metrics, returns, lengths, step
+        self._pending.result()
+        self._pending = self._writer.submit(self._write_segment, metrics, returns, lengths, step)
 
     def evaluate(self, agent: Any, step: int) -> None:
         if self.evaluation_due(step):
+            self._pending.result()
             for run, one in zip(self.all, agent.split(), strict=True):
                 Run.evaluate(run, one, step)
 
     def finish(self, agent: Any) -> None:
-        self._write_pending()
+        self._pending.result()
         first, *others = agent.split()
         for run, one in zip(self.siblings, others, strict=True):
             run.finish(one)
@@ -145,11 +149,8 @@ class Runs(Run):
             last = [np.mean(run._progress.returns) for run in self.all if run._progress.returns]
             self.say(f"return of {len(last)} agents: {np.mean(last):.2f} ± {np.std(last):.2f}")
 
-    def _write_pending(self) -> None:
-        if self._pending is None:
-            return
-        metrics, returns, lengths, step = jax.device_get(self._pending)
-        self._pending = None
+    def _write_segment(self, *segment: Any) -> None:
+        metrics, returns, lengths, step = jax.device_get(segment)
         shape = (len(self.all), -1, returns.shape[-1])
         returns, lengths = returns.reshape(shape), lengths.reshape(shape)
         rows = zip(*(column.tolist() for column in metrics.values()), strict=True)

@@ -184,7 +184,7 @@ def test_frames_are_those_of_torch(num_envs: int, capacity: int, monkeypatch) ->
     replay = memory.init()
     insert, cut = jax.jit(memory.insert, donate_argnums=0), jax.jit(memory.cut, donate_argnums=0)
     # draws each transition once, and then again
-    in_turn = lambda key, number, size: jnp.arange(number) % size  # noqa: E731
+    in_turn = lambda key, shape, size: jnp.arange(*shape) % size  # noqa: E731
     monkeypatch.setattr(buffers_jax, "draw", in_turn)
     sample = jax.jit(partial(memory.sample, batch_size=capacity))
     rng = np.random.default_rng(0)

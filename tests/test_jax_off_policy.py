@@ -197,6 +197,12 @@ def init(module: ModuleType, **settings: Any) -> tuple[Any, Any, Any]:
     return learner, train, memory.insert(memory.init(), jnp.array(page))
 
 
+def one_chance(learner: Any, replay: Any, seed: int) -> Any:
+    """What one update leaves to chance."""
+    drawn = learner.chance(replay, jax.random.key(seed), 1)
+    return jax.tree.map(lambda x: x[0], drawn)
+
+
 @scripts
 def test_policy_and_targets_move_when_told_to(module: ModuleType) -> None:
     learner, train, replay = init(module, tau=0.25)
@@ -204,9 +210,10 @@ def test_policy_and_targets_move_when_told_to(module: ModuleType) -> None:
     name = "critic" if module is ddpg_jax else "critics"
     target, policy = f"target_{name}", "policy" if module is sac_jax else "actor"
     flags = 2 if module is sac_jax else 1  # update the policy; move the targets
-    update = jax.jit(learner.update, static_argnums=(3, 4)[:flags])
+    update = jax.jit(learner.update, static_argnums=(4, 5)[:flags])
+    chance = one_chance(learner, replay, 0)
 
-    new, losses = update(train, nothing, replay, *[True] * flags)
+    new, losses = update(replay, train, nothing, chance, *[True] * flags)
     wanted = jax.tree.map(
         lambda a, b: 0.75 * a + 0.25 * b, getattr(train, name), getattr(new, name)
     )
@@ -220,11 +227,10 @@ def test_policy_and_targets_move_when_told_to(module: ModuleType) -> None:
     assert counts["losses/qf1_loss"] == 1
     assert counts["losses/actor_loss"] == (2 if module is sac_jax else 1)
 
-    new, losses = update(train, nothing, replay, *[False] * flags)
+    new, losses = update(replay, train, nothing, chance, *[False] * flags)
     assert_same(getattr(new, target), getattr(train, target))
     assert_same(getattr(new, policy), getattr(train, policy))
     assert "losses/actor_loss" not in means(module.TAGS, losses)
-    assert new.key != train.key
 
 
 @pytest.mark.parametrize("autotune", [True, False])
@@ -233,9 +239,10 @@ def test_temperature_is_tuned_or_fixed(autotune: bool) -> None:
     before = float(train.policy["log_alpha"])
     assert before == pytest.approx(0.0 if autotune else np.log(0.3))
     losses = jnp.zeros((2, len(sac_jax.TAGS)))
-    update = jax.jit(learner.update, static_argnums=(3, 4))
-    for _ in range(5):
-        train, losses = update(train, losses, replay, True, True)
+    update = jax.jit(learner.update, static_argnums=(4, 5))
+    for turn in range(5):
+        chance = one_chance(learner, replay, turn)
+        train, losses = update(replay, train, losses, chance, True, True)
     # the first policies are all but random, more so than wanted: the temperature falls
     assert (float(train.policy["log_alpha"]) < before - 0.005) == autotune
     if not autotune:
@@ -291,6 +298,12 @@ def test_packing_gives_back_the_tree_in_few_arrays() -> None:
     packing = Packing(tree)
     vectors = packing.pack(tree)
     assert len(vectors) == 3
+    numbers = {kind: x for kind, x in vectors.items() if not kind.startswith("key")}
+    few = Packing({"a": tree["a"], "b": tree["b"]})
+    assert set(numbers) == set(few.types)
+    jax.tree.map(
+        np.testing.assert_array_equal, few.fetch(numbers), {"a": tree["a"], "b": tree["b"]}
+    )
     back = packing.unpack(vectors)
     assert back.pop("c") == tree.pop("c")
     jax.tree.map(np.testing.assert_array_equal, back, tree)
@@ -307,15 +320,20 @@ def test_a_call_of_the_learner_is_the_updates_of_its_turns(module: ModuleType) -
     pages = learner.memory.pages(3)
     pages[1] = 0.5  # one turn that was real, of both environments
     rows = jnp.array(pages[1])
-    update = jax.jit(learner.update, static_argnums=(3, 4)[:flags])
+    update = jax.jit(learner.update, static_argnums=(4, 5)[:flags])
     wanted, sums, after = train, nothing, learner.memory.insert(replay, rows)
-    for which in due:
-        wanted, sums = update(wanted, sums, after, *which)
-    learn = jax.jit(packing.changer(learner.learn), static_argnums=4, donate_argnums=(0, 2))
-    found, (losses, replay, policy) = learn(packing.pack(train), nothing, replay, pages, due)
-    assert_same(packing.unpack(found)._replace(key=None), wanted._replace(key=None))
+    key, chance_key = jax.random.split(train.key)
+    chances = jax.jit(learner.chance, static_argnums=2)(after, chance_key, 6)
+    for i, which in enumerate(due):
+        chance = jax.tree.map(lambda x, i=i: x[i], chances)
+        wanted, sums = update(after, wanted, sums, chance, *which)
+    learn = jax.jit(packing.reader(learner.learn), static_argnums=4, donate_argnums=2)
+    found, losses, replay = learn(packing.pack(train), nothing, replay, pages, due)
+    assert_same(found._replace(key=None), wanted._replace(key=None))
+    assert found.key == key
+    for x in jax.tree.leaves(chances):  # each update has its own
+        assert len({str(np.asarray(one)) for one in x}) == 6
     assert_same(losses, sums)
-    assert_same(policy, wanted.policy["actor"] if module is sac_jax else wanted.actor)
     assert int(replay.added) == 4 and np.asarray(losses[1]).max() == 6
 
 
@@ -324,10 +342,11 @@ def test_a_call_of_the_learner_is_the_updates_of_its_turns(module: ModuleType) -
 )
 def test_in_turn_takes_each_in_its_turn(due: tuple[int, ...]) -> None:
     """Digits tell their order and number, whether it is a loop or not."""
-    step = lambda digits, number, which: (10 * digits + which, number + 1)  # noqa: E731
-    which = tuple((digit,) for digit in due)
-    carry = jax.jit(partial(in_turn, step), static_argnums=1)((jnp.int32(0), jnp.int32(0)), which)
-    assert [int(x) for x in carry] == [int("".join(map(str, (0, *due)))), len(due)]
+    step = lambda digits, seen, x, which: (10 * digits + which, 10 * seen + x)  # noqa: E731
+    which, xs = tuple((digit,) for digit in due), jnp.arange(len(due))
+    loop = jax.jit(partial(in_turn, step), static_argnums=1)
+    carry = loop((jnp.int32(0), jnp.int32(0)), which, xs)
+    assert [f"{x:08}" for x in carry] == [f"{''.join(map(str, d)):0>8}" for d in (due, xs)]
 
 
 @pytest.mark.parametrize(
