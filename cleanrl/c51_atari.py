@@ -184,7 +184,8 @@ def update(
         target_probs = project(next_probs, returns, atoms)
     logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
-    loss = -(target_probs * logprobs).sum(1).mean()  # cross-entropy
+    # cross-entropy; a value that the network has all but excluded has no gradient
+    loss = -(target_probs * logprobs.clamp(min=np.log(1e-5))).sum(1).mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

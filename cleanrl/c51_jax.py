@@ -196,7 +196,8 @@ class Learner:
         logits = self.network.apply(params, batch.obs)
         logits = jnp.take_along_axis(logits, batch.actions[:, None, None], 1).squeeze(1)
         logprobs = nn.log_softmax(logits)
-        loss = -(target_probs * logprobs).sum(1).mean()  # cross-entropy
+        # cross-entropy; a value that the network has all but excluded has no gradient
+        loss = -(target_probs * jnp.maximum(logprobs, np.log(1e-5))).sum(1).mean()
         return loss, jnp.stack([loss, (jnp.exp(logprobs) @ atoms).mean()])
 
     # same as dqn_jax.py

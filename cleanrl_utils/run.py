@@ -489,8 +489,8 @@ def choose_device(args: Any) -> Any:
             if jax := sys.modules.get("jax"):  # it has read the variable already
                 jax.config.update("jax_platforms", "cpu")
         return None
-    # Where a gradient stays zero, Adam's moments decay to numbers below 1e-38, which take a CPU many
-    # times as long as others: let them be zero.
+    # Where a gradient stays zero, Adam's moments decay to numbers below 1e-38, which take a CPU
+    # many times as long as others: let them be zero.
     torch.set_flush_denormal(True)
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)
