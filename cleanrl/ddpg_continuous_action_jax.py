@@ -240,7 +240,7 @@ if __name__ == "__main__":
     learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
     agent, memory = Agent(learner.actor, {}), learner.memory
     first = jax.jit(learner.init)(np.zeros(envs.observation_space.shape, np.float32))
-    few, no_losses = jax.default_backend() != "cpu", jnp.zeros((2, len(TAGS)))
+    few, no_losses = jax.default_backend() != "cpu", jnp.zeros((2, len(TAGS)))  # see Packing
     packing, actor_packing = Packing(first, few), Packing(first.actor, few)
 
     @partial(jax.jit, static_argnums=4, donate_argnums=(0, 2))
@@ -252,7 +252,7 @@ if __name__ == "__main__":
         *state, actor = program(*state)
         return *state, actor_packing.fetch(actor)
 
-    # A GPU has to be told one kernel after the other: a thread does it, while this one acts.
+    # XLA tells a GPU one kernel after the other: a thread waits for that, while this one acts.
     background = ThreadPoolExecutor(1)
     state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
     state |= dict(losses=no_losses, pages=memory.pages(args.learn_every))

@@ -234,8 +234,8 @@ class Learner:
 
     def chance(self, replay: Replay, key: Array, number: int) -> tuple[Array, Array]:
         """What so many updates leave to chance: for each two batches, and noise for the critics and
-        for each visit to the policy. At once, because a GPU takes as long for the random numbers
-        of one update as for those of all."""
+        for as many steps of the policy as a visit has. At once, because a GPU takes as long for the
+        random numbers of one update as for those of all."""
         batches_key, noise_key = random.split(key)
         batches = self.memory.choose(replay, batches_key, number, 2, self.args.batch_size)
         shape = self.args.batch_size, len(self.actor.low)
@@ -284,7 +284,7 @@ if __name__ == "__main__":
     learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
     agent, memory = Agent(learner.actor, {}), learner.memory
     first = jax.jit(learner.init)(np.zeros(envs.observation_space.shape, np.float32))
-    few, no_losses = jax.default_backend() != "cpu", jnp.zeros((2, len(TAGS)))
+    few, no_losses = jax.default_backend() != "cpu", jnp.zeros((2, len(TAGS)))  # see Packing
     packing, actor_packing = Packing(first, few), Packing(first.policy["actor"], few)
 
     @partial(jax.jit, static_argnums=4, donate_argnums=(0, 2))
@@ -296,7 +296,7 @@ if __name__ == "__main__":
         *state, actor = program(*state)
         return *state, actor_packing.fetch(actor)
 
-    # A GPU has to be told one kernel after the other: a thread does it, while this one acts.
+    # XLA tells a GPU one kernel after the other: a thread waits for that, while this one acts.
     background = ThreadPoolExecutor(1)
     state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
     state |= dict(losses=no_losses, pages=memory.pages(args.learn_every))

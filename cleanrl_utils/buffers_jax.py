@@ -86,10 +86,11 @@ class ReplayMemory:
         return self.take(replay, self.choose(replay, key, batch_size))
 
     def choose(self, replay: Replay, key: Array, *shape: int) -> Array:
-        """Where such transitions lie: for many batches at once, if one has to ask chance once."""
+        """Where such transitions lie, in this shape: one call can choose for many batches."""
         return draw(key, shape, jnp.minimum(replay.added, self.capacity))
 
     def take(self, replay: Replay, chosen: Array) -> Batch:
+        """The transitions that lie there."""
         rows = replay.rows.at[chosen].get(mode="promise_in_bounds")
         ends = np.cumsum([prod(shape) for shape in self.shapes[:4]])
         parts = [

@@ -490,7 +490,8 @@ def choose_device(args: Any) -> Any:
                 jax.config.update("jax_platforms", "cpu")
         return None
     # Where a gradient stays zero, Adam's moments decay to numbers below 1e-38, which take a CPU
-    # many times as long as others: let them be zero.
+    # many times as long as others: let them be zero, in this thread and those it will start.
+    _ = np.finfo(np.float32), np.finfo(np.float64)  # NumPy 2.3 and before would warn afterwards
     torch.set_flush_denormal(True)
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)

@@ -327,8 +327,18 @@ def test_a_call_of_the_learner_is_the_updates_of_its_turns(module: ModuleType) -
     for i, which in enumerate(due):
         chance = jax.tree.map(lambda x, i=i: x[i], chances)
         wanted, sums = update(after, wanted, sums, chance, *which)
-    learn = jax.jit(packing.reader(learner.learn), static_argnums=4, donate_argnums=2)
-    found, losses, replay = learn(packing.pack(train), nothing, replay, pages, due)
+    actor_of = (lambda x: x.policy["actor"]) if module is sac_jax else (lambda x: x.actor)
+    actor_packing = Packing(actor_of(train))
+
+    @partial(jax.jit, static_argnums=4, donate_argnums=(0, 2))  # as the scripts have it on a GPU
+    def program(vectors: Any, *rest: Any) -> tuple:
+        new, losses, replay = learner.learn(packing.unpack(vectors), *rest)
+        return packing.pack(new), losses, replay, actor_packing.pack(actor_of(new))
+
+    vectors, losses, replay, actor = program(packing.pack(train), nothing, replay, pages, due)
+    found, actor = packing.unpack(vectors), actor_packing.fetch(actor)
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(actor))
+    assert_same(actor, actor_of(wanted))
     assert_same(found._replace(key=None), wanted._replace(key=None))
     assert found.key == key
     for x in jax.tree.leaves(chances):  # each update has its own

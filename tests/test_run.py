@@ -182,14 +182,11 @@ def test_resume_refuses_changed_settings_and_finished_runs(train, capfd) -> None
         assert stop.value.code == 2 and words in capfd.readouterr().err
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(
-    train, monkeypatch
-) -> None:
+@pytest.mark.parametrize("script", ["ppo", "ppo_jax"])  # the second logs in another thread
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(script, train) -> None:
+    flags = "--total-timesteps 4096 --num-steps 64 --learning-rate 1e30 --no-anneal-lr"
     with pytest.raises(SystemExit) as stop:
-        train(
-            "ppo",
-            "--total-timesteps 4096 --num-steps 64 --learning-rate 1e30 --no-anneal-lr",
-        )
+        train(script, flags)
     assert "losses/" in str(stop.value) and "at step" in str(stop.value)
 
 
