@@ -75,7 +75,7 @@ def test_targets_bootstrap_unless_terminated(module) -> None:
     obs[1] = obs[0]
     rewards, terminated = torch.tensor([2.0, 2.0]), torch.tensor([0.0, 1.0])
     args = module.Args(gamma=0.9)
-    if module is c51:  # some values are all but excluded, below the probability that still counts
+    if module is c51:  # it is all but sure that some values cannot be: they count as 1e-5
         network[-1].bias.data[::3] -= 20
     losses = []
     for i in range(2):
@@ -87,7 +87,7 @@ def test_targets_bootstrap_unless_terminated(module) -> None:
             q, best = network(obs[0])[1], target(next_obs[0]).max()
             wanted = [(q - (2 + 0.9 * best)).square(), (q - 2).square()]
         else:
-            logprobs = network(obs[:1])[0, 1].log_softmax(-1).clamp(min=np.log(1e-5))
+            logprobs = network(obs[:1])[0, 1].log_softmax(-1).clamp(np.log(1e-5))
             probs = target(next_obs[:1])[0].softmax(-1)
             best = probs[(probs @ network.atoms).argmax()]
             wanted = []
@@ -99,6 +99,17 @@ def test_targets_bootstrap_unless_terminated(module) -> None:
                 )
                 wanted.append(-(torch.as_tensor(spread) * logprobs).sum())
     assert losses == pytest.approx([float(x) for x in wanted], rel=1e-4)
+
+
+@pytest.mark.parametrize("certainty, listens", [(5.0, True), (20.0, False)])
+def test_c51_does_not_listen_where_it_is_all_but_sure(certainty: float, listens: bool) -> None:
+    network, target = q_network(c51), q_network(c51)
+    network[-1].bias.data[60] = certainty  # of the first action's return: 20
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    batch = torch.rand(8, 4), torch.rand(8, 4), torch.zeros(8, dtype=torch.long)
+    numbers = torch.zeros(8), torch.ones(8)  # rewards; all are terminated: the return is 0
+    c51.update(network, target, optimizer, c51.Args(), *batch, *numbers)
+    assert (network[-1].bias.grad.abs().max() > 1e-6) == listens
 
 
 @pytest.mark.parametrize("num_envs", [1, 4, 7])

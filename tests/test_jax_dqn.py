@@ -78,8 +78,10 @@ def test_loss_and_gradient_are_those_of_torch(
 ) -> None:
     torch.manual_seed(0)
     network, target = torch_module.QNetwork(envs), torch_module.QNetwork(envs)
-    if hasattr(network, "atoms"):  # some are all but excluded: their gradient is zero
-        list(network.parameters())[-1].data[::3] -= 20
+    if hasattr(network, "atoms"):  # all but sure of one action's value, and against some of another
+        bias, number = list(network.parameters())[-1].data, len(network.atoms)
+        bias[3] += 20
+        bias[number : 2 * number : 3] -= 20
     still = torch.optim.SGD(network.parameters(), lr=0.0)
     batch = make_batch(envs)
     wanted = torch_module.update(
