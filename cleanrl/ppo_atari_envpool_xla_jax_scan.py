@@ -51,7 +51,7 @@ class Args(RunArgs):
     """normalise the advantages of each minibatch"""
     clip_coef: float = 0.1
     """how far the policy's probability ratio may move before the objective goes flat"""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """clip the value function's change likewise"""
     ent_coef: float = 0.01
     """weight of the entropy bonus"""

@@ -64,9 +64,9 @@ class Args(TorchArgs):
     """end an update after the epoch whose approximate KL divergence passes this"""
     reward_scaler: float = 1.0
     """what the learner's rewards are multiplied by; logged returns are not"""
-    norm_obs: bool = True
+    norm_obs: bool = not HAS_ISAAC_GYM
     """normalise observations by running statistics; Isaac Gym's tasks, unlike Brax's, scale their
-    own, and the original did not"""
+    own"""
     record_video_step_frequency: int = 1464
     """with --capture-video, film the agent every so many steps of an environment"""
 

@@ -46,7 +46,9 @@ def minibatch() -> tuple[np.ndarray, ...]:
     return obs, rng.integers(0, 4, n), logprobs * 0.1 - 1.4, values, advantages, returns, real
 
 
-@pytest.mark.parametrize("flags", [{}, {"clip_vloss": False, "norm_adv": False, "clip_coef": 0.05}])
+@pytest.mark.parametrize(
+    "flags", [{"clip_vloss": True}, {"clip_vloss": False, "norm_adv": False, "clip_coef": 0.05}]
+)
 def test_loss_and_gradient_are_those_of_the_torch_twin(flags: dict, minibatch) -> None:
     torch.manual_seed(0)
     agent = twin.Agent(FourActions())
