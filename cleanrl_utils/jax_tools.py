@@ -67,22 +67,16 @@ def orthogonal(rng: np.random.Generator, std: float, *shape: int) -> np.ndarray:
 
 
 def mlp(x: jax.Array, *widths: int) -> jax.Array:
-    """In a Flax module: layers of these widths with ReLU between them. They start with the weights
-    that torch's nn.Linear starts with."""
+    """In a Flax module: layers of these widths with ReLU between them."""
     for i, width in enumerate(widths):
-        bound = x.shape[-1] ** -0.5
-        uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
-        x = nn.Dense(width, kernel_init=uniform, bias_init=uniform)(x if i == 0 else nn.relu(x))
+        x = nn.Dense(width)(x if i == 0 else nn.relu(x))
     return x
 
 
 def conv(x: jax.Array, features: int, size: int, stride: int, padding: str = "VALID") -> jax.Array:
     """In a Flax module: a convolution of (batch, height, width, channels), without padding unless
-    it is "SAME". It starts with the weights that torch's nn.Conv2d starts with."""
-    bound = (size * size * x.shape[-1]) ** -0.5
-    uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
-    init: Any = dict(kernel_init=uniform, bias_init=uniform)
-    return nn.Conv(features, (size, size), stride, padding=padding, **init)(x)
+    it is "SAME"."""
+    return nn.Conv(features, (size, size), stride, padding=padding)(x)
 
 
 def descend(
