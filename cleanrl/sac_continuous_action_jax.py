@@ -112,7 +112,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: Array) -> tuple[Array, Array]:
         """Mean and log of the standard deviation, before tanh; the latter within [-5, 2]."""
-        mean, log_std = jnp.split(mlp(obs, 256, 256, 2 * len(self.low)), 2, -1)
+        mean, log_std = jnp.split(mlp(obs, 256, 256, 2 * len(self.low), like_torch=True), 2, -1)
         return mean, jnp.tanh(log_std) * 3.5 - 1.5
 
     def sample(self, obs: Array, noise: Array) -> tuple[Array, Array]:
@@ -133,7 +133,8 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array, actions: Array) -> Array:
-        return mlp(jnp.concatenate([obs, actions], -1), 256, 256, 1).squeeze(-1)
+        x = jnp.concatenate([obs, actions], -1)
+        return mlp(x, 256, 256, 1, like_torch=True).squeeze(-1)
 
 
 # Two of them; each layer is one batched product, so they cost the calls of one.

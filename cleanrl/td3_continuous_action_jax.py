@@ -109,7 +109,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: Array) -> Array:
         scale, bias = np.subtract(self.high, self.low) / 2, np.add(self.high, self.low) / 2
-        return jnp.tanh(mlp(obs, 256, 256, len(self.low))) * scale + bias
+        return jnp.tanh(mlp(obs, 256, 256, len(self.low), like_torch=True)) * scale + bias
 
 
 # same as ddpg_continuous_action_jax.py
@@ -118,7 +118,8 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array, actions: Array) -> Array:
-        return mlp(jnp.concatenate([obs, actions], -1), 256, 256, 1).squeeze(-1)
+        x = jnp.concatenate([obs, actions], -1)
+        return mlp(x, 256, 256, 1, like_torch=True).squeeze(-1)
 
 
 # Two of them; each layer is one batched product, so they cost the calls of one.

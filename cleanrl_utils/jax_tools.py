@@ -66,10 +66,14 @@ def orthogonal(rng: np.random.Generator, std: float, *shape: int) -> np.ndarray:
     return (std * (q if shape[0] > shape[1] else q.T)).astype(np.float32)
 
 
-def mlp(x: jax.Array, *widths: int) -> jax.Array:
-    """In a Flax module: layers of these widths with ReLU between them."""
+def mlp(x: jax.Array, *widths: int, like_torch: bool = False) -> jax.Array:
+    """In a Flax module: layers of these widths with ReLU between them. They start with Flax's
+    weights, or with the smaller ones of torch's nn.Linear, which leave a tanh behind them alive."""
     for i, width in enumerate(widths):
-        x = nn.Dense(width)(x if i == 0 else nn.relu(x))
+        bound = x.shape[-1] ** -0.5
+        uniform = partial(jax.random.uniform, minval=-bound, maxval=bound)
+        init: Any = dict(kernel_init=uniform, bias_init=uniform) if like_torch else {}
+        x = nn.Dense(width, **init)(x if i == 0 else nn.relu(x))
     return x
 
 

@@ -13,7 +13,8 @@ GAMMA = 0.9  # the probes' discount; tests pass --gamma 0.9
 
 
 class Probe(gym.Env):
-    """An episode of at most `length` steps; the cue in the observation is -1, 0 or 1."""
+    """An episode of at most `length` steps; the cue in the observation is -1, 0 or 1. It is 1 where
+    there is nothing to see: of zeros a network whose biases are zero learns little."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     length = 1
@@ -36,7 +37,7 @@ class Probe(gym.Env):
             self.observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
     def cue(self) -> float:
-        return 0.0
+        return 1.0
 
     def reward(self, action: float) -> float:
         """`action` is -1 or 1 for discrete actions, the number itself for continuous ones."""

@@ -346,7 +346,7 @@ PROBE_FLAGS = {
 @pytest.mark.parametrize("probe", ["Both", "Truncation"])
 def test_it_finds_the_known_values(script: str, probe: str, train, pool_of_probes) -> None:
     variables = train(script, f"--env-id Probe{probe}-v0 {PROBE_FLAGS[script]}").variables
-    cues = [-1, 1] if probe == "Both" else [0]
+    cues = [-1, 1] if probe == "Both" else [1]
     colours = [int(127.5 + 127.5 * cue) for cue in cues]
     obs = torch.tensor(colours, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 8, 8)
     wanted = torch.tensor([1.0, 1.0] if probe == "Both" else [1 / (1 - GAMMA)])

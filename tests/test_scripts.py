@@ -108,7 +108,7 @@ def test_it_finds_the_known_values(script: Script, probe: str, train, monkeypatc
     env_id = f"probes:Probe{probe}{script.probe_suffix}-v0"
     script.prepare(env_id)
     done = train(script.name, f"--env-id {env_id} --gamma {GAMMA} {script.probe}")
-    cues = {"Cue": [-1, 1], "Both": [-1, 1], "Discount": [-1, 1]}.get(probe, [0])
+    cues = {"Cue": [-1, 1], "Both": [-1, 1], "Discount": [-1, 1]}.get(probe, [1])
     obs = probe_observations(script, cues)
     if script.values is not None:
         wanted = {
