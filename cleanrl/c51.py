@@ -37,6 +37,8 @@ class Args(TorchArgs):
     """the lowest of them"""
     v_max: float = 100
     """the highest of them"""
+    min_probability: float = 0.0
+    """what a smaller predicted probability counts as in the loss, and then has no gradient"""
     buffer_size: int = 10_000
     """transitions that the replay memory holds"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -158,8 +160,8 @@ def update(
         target_probs = project(next_probs, returns, atoms)
     logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
-    # cross-entropy; a value that the network has all but excluded has no gradient
-    loss = -(target_probs * logprobs.clamp(min=np.log(1e-5))).sum(1).mean()
+    floor = np.log(max(args.min_probability, 1e-38))
+    loss = -(target_probs * logprobs.clamp(min=floor)).sum(1).mean()  # cross-entropy
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -40,6 +40,8 @@ class Args(RunArgs):
     """the lowest of them"""
     v_max: float = 100
     """the highest of them"""
+    min_probability: float = 0.0
+    """what a smaller predicted probability counts as in the loss, and then has no gradient"""
     buffer_size: int = 10_000
     """transitions that the replay memory holds, on the device of the network"""
     gamma: float = 0.99
@@ -196,8 +198,8 @@ class Learner:
         logits = self.network.apply(params, batch.obs)
         logits = jnp.take_along_axis(logits, batch.actions[:, None, None], 1).squeeze(1)
         logprobs = nn.log_softmax(logits)
-        # cross-entropy; a value that the network has all but excluded has no gradient
-        loss = -(target_probs * jnp.maximum(logprobs, np.log(1e-5))).sum(1).mean()
+        floor = np.log(max(self.args.min_probability, 1e-38))
+        loss = -(target_probs * jnp.maximum(logprobs, floor)).sum(1).mean()  # cross-entropy
         return loss, jnp.stack([loss, (jnp.exp(logprobs) @ atoms).mean()])
 
     # same as dqn_jax.py

@@ -181,7 +181,7 @@ def first_message(box: str) -> str:
 
 COUNTS = {"total_timesteps", "eval_episodes", "update_epochs", "learn_every", "anneal_steps"}
 COUNTS |= {"n_iteration", "e_policy", "v_value", "e_auxiliary", "n_aux_grad_accum"}
-SHARES = {"gamma", "int_gamma", "gae_lambda", "tau", "update_proportion"}
+SHARES = {"min_probability", "gamma", "int_gamma", "gae_lambda", "tau", "update_proportion"}
 SHARES |= {"start_e", "end_e", "exploration_fraction"}
 ANY_SIGN = {"v_min", "v_max", "reward_scaler"}
 

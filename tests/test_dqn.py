@@ -74,7 +74,7 @@ def test_targets_bootstrap_unless_terminated(module) -> None:
     obs, next_obs, actions = torch.rand(2, 4), torch.rand(1, 4).repeat(2, 1), torch.tensor([1, 1])
     obs[1] = obs[0]
     rewards, terminated = torch.tensor([2.0, 2.0]), torch.tensor([0.0, 1.0])
-    args = module.Args(gamma=0.9)
+    args = module.Args(gamma=0.9, **({"min_probability": 1e-5} if module is c51 else {}))
     if module is c51:  # it is all but sure that some values cannot be: they count as 1e-5
         network[-1].bias.data[::3] -= 20
     losses = []
@@ -101,14 +101,17 @@ def test_targets_bootstrap_unless_terminated(module) -> None:
     assert losses == pytest.approx([float(x) for x in wanted], rel=1e-4)
 
 
-@pytest.mark.parametrize("certainty, listens", [(5.0, True), (20.0, False)])
-def test_c51_does_not_listen_where_it_is_all_but_sure(certainty: float, listens: bool) -> None:
+@pytest.mark.parametrize(
+    "certainty, floor, listens", [(5.0, 1e-5, True), (20.0, 1e-5, False), (20.0, 0.0, True)]
+)
+def test_c51_with_a_floor_does_not_listen_where_it_is_sure(certainty, floor, listens) -> None:
     network, target = q_network(c51), q_network(c51)
     network[-1].bias.data[60] = certainty  # of the first action's return: 20
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
     batch = torch.rand(8, 4), torch.rand(8, 4), torch.zeros(8, dtype=torch.long)
     numbers = torch.zeros(8), torch.ones(8)  # rewards; all are terminated: the return is 0
-    c51.update(network, target, optimizer, c51.Args(), *batch, *numbers)
+    args = c51.Args(min_probability=floor)
+    c51.update(network, target, optimizer, args, *batch, *numbers)
     assert (network[-1].bias.grad.abs().max() > 1e-6) == listens
 
 
