@@ -43,7 +43,8 @@ class Args(TorchArgs):
     v_max: float = 10
     """the highest of them"""
     min_probability: float = 0.0
-    """what a smaller predicted probability counts as in the loss, and then has no gradient"""
+    """what a smaller predicted probability counts as in the loss, where it then has no gradient;
+    the original has 1e-5"""
     buffer_size: int = 1_000_000
     """transitions that the replay memory holds: 6.6 GiB by default, each frame once"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -186,7 +187,7 @@ def update(
         target_probs = project(next_probs, returns, atoms)
     logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
-    floor = np.log(max(args.min_probability, 1e-38))
+    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: as good as none
     loss = -(target_probs * logprobs.clamp(min=floor)).sum(1).mean()  # cross-entropy
     optimizer.zero_grad()
     loss.backward()

@@ -44,7 +44,8 @@ class Args(RunArgs):
     v_max: float = 10
     """the highest of them"""
     min_probability: float = 0.0
-    """what a smaller predicted probability counts as in the loss, and then has no gradient"""
+    """what a smaller predicted probability counts as in the loss, where it then has no gradient;
+    the original has 1e-5"""
     buffer_size: int = 1_000_000
     """transitions kept on the device of the network: 6.6 GiB by default, each frame once"""
     gamma: float = 0.99
@@ -223,7 +224,7 @@ class Learner:
         logits = self.network.apply(params, batch.obs)
         logits = jnp.take_along_axis(logits, batch.actions[:, None, None], 1).squeeze(1)
         logprobs = nn.log_softmax(logits)
-        floor = np.log(max(self.args.min_probability, 1e-38))
+        floor = np.log(max(self.args.min_probability, 1e-38))  # 1e-38: as good as none
         loss = -(target_probs * jnp.maximum(logprobs, floor)).sum(1).mean()  # cross-entropy
         return loss, jnp.stack([loss, (jnp.exp(logprobs) @ atoms).mean()])
 

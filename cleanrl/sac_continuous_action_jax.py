@@ -252,9 +252,9 @@ class Learner:
         state = train.critics, train.q_moments, train, batch, noise
         critics, moments, q_losses = descend(self.q_loss, self.q_adam, *state)
         train = train._replace(critics=critics, q_moments=moments)
-        policy_losses, noises = jnp.zeros(3), noises if policy else []
+        policy_losses, visit = jnp.zeros(3), noises if policy else []
         batch = self.memory.take(replay, policy_rows)
-        for noise in noises:  # as many as the steps since the last time
+        for noise in visit:  # as many as the steps since the last time
             state = train.policy, train.policy_moments, train, batch, noise
             policy_params, moments, losses = descend(self.policy_loss, self.policy_adam, *state)
             train = train._replace(policy=policy_params, policy_moments=moments)
@@ -263,7 +263,7 @@ class Learner:
             targets = optax.incremental_update(critics, train.target_critics, self.args.tau)
             train = train._replace(target_critics=targets)
         losses = jnp.concatenate([q_losses, policy_losses])
-        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [len(noises)] * 3)])
+        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [len(visit)] * 3)])
 
     def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, parts: tuple) -> tuple:
         """Remember the turns since the last call, and make an update for each of `parts`."""
