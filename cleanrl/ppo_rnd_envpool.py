@@ -357,7 +357,7 @@ if __name__ == "__main__":
             values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
             curiosity = agent.prediction_error(frames).sum(-1).cpu() / 2
         at_end = [curiosity[step, i].item() for _, step, i in games]
-        run.log_column("charts/episode_curiosity_reward", [game[0] for game in games], at_end)
+        run.log_columns([game[0] for game in games], {"charts/episode_curiosity_reward": at_end})
         sums = discounted_sums(curiosity, felt, args.int_gamma)
         felt.copy_(sums[-1])
         agent.curiosity_stats.update(sums.flatten().to(device))

@@ -77,9 +77,10 @@ class TensorBoardWriter:
             self.records.flush()
             self.flushed = time.monotonic()
 
-    def write(self, step: int, tag: str, value: float) -> None:
-        summary = self.Summary(value=[self.Summary.Value(tag=tag, simple_value=value)])
-        self.add(step=step, summary=summary)
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """All values of a step as one record: the rest of a record is longer than they are."""
+        pairs = [self.Summary.Value(tag=tag, simple_value=x) for tag, x in values.items()]
+        self.add(step=step, summary=self.Summary(value=pairs))
 
     def text(self, tag: str, text: str) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
@@ -120,8 +121,8 @@ class WandbWriter:
         self.run.define_metric("global_step")
         self.run.define_metric("*", step_metric="global_step")
 
-    def write(self, step: int, tag: str, value: float) -> None:
-        self.run.log({tag: value, "global_step": step})
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log({**values, "global_step": step})
 
     def video(self, path: Path) -> None:
         self.run.log({"videos": self.wandb.Video(str(path), format="mp4")})

@@ -195,22 +195,23 @@ class Run:
                 self.log_episode(*episode, average=average)
             return
         self._progress.returns.extend(values)
-        self.log_column("charts/episodic_return", steps, values)
-        self.log_column("charts/episodic_length", steps, counts)
+        columns = {"charts/episodic_return": values, "charts/episodic_length": counts}
+        self.log_columns(steps, columns)
 
-    def log_column(self, tag: str, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Write many values of one tag at once, each with its step, in the order of steps.
+    def log_columns(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
+        """Write many values of each tag at once, each with its step, in the order of steps.
 
         Of those that share a step, TensorBoard gets the mean: it could not show them anyway.
         """
-        self._csv.write_column(steps, self._seconds(), tag, values)
+        for tag, values in columns.items():
+            self._csv.write_column(steps, self._seconds(), tag, values)
         if not self._writers:
             return
-        pairs = zip(steps, values, strict=True)
-        groups = {step: [x[1] for x in same] for step, same in groupby(pairs, lambda x: x[0])}
-        for writer in self._writers:
-            for step, same in groups.items():
-                writer.write(step, tag, sum(same) / len(same))
+        rows = zip(steps, *columns.values(), strict=True)
+        for step, same in groupby(rows, lambda row: row[0]):
+            means = [sum(column) / len(column) for column in list(zip(*same, strict=True))[1:]]
+            for writer in self._writers:
+                writer.write(step, dict(zip(columns, means, strict=True)))
 
     def evaluate(self, agent: Any, step: int) -> None:
         """Play the agent greedily when --eval-frequency says so; training does not notice."""
@@ -353,8 +354,7 @@ class Run:
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self._csv.write(step, self._seconds(), values)
         for writer in self._writers:
-            for tag, value in values.items():
-                writer.write(step, tag, value)
+            writer.write(step, values)
 
     def _write_record(self) -> None:
         record = {
