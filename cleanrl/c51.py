@@ -96,22 +96,12 @@ def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
 class QNetwork(nn.Sequential):
     """How likely each return is after each action: logits, (batch, actions, atoms)."""
 
-    def __init__(
-        self,
-        envs: gym.vector.VectorEnv,
-        n_atoms: int = 101,
-        v_min: float = -100,
-        v_max: float = 100,
-    ):
+    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         num_obs, num_actions = envs.single_observation_space.shape[0], envs.single_action_space.n
         first, second = nn.Linear(num_obs, 120), nn.Linear(120, 84)
-        last = nn.Linear(84, num_actions * n_atoms)
+        last = nn.Linear(84, num_actions * args.n_atoms)
         super().__init__(first, nn.ReLU(), second, nn.ReLU(), last)
-        self.register_buffer("atoms", torch.linspace(v_min, v_max, n_atoms))
-
-    @classmethod
-    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> "QNetwork":
-        return cls(envs, args.n_atoms, args.v_min, args.v_max)
+        self.register_buffer("atoms", torch.linspace(args.v_min, args.v_max, args.n_atoms))
 
     def forward(self, obs: Tensor) -> Tensor:
         return super().forward(obs).unflatten(1, (-1, len(self.atoms)))
@@ -176,8 +166,8 @@ if __name__ == "__main__":
     envs = make_envs(args, run.name)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
 
-    q_network = QNetwork.from_args(envs, args).to(device)
-    target_network = QNetwork.from_args(envs, args).to(device)
+    q_network = QNetwork(envs, args).to(device)
+    target_network = QNetwork(envs, args).to(device)
     target_network.load_state_dict(q_network.state_dict())
     # eps as in the paper
     adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")

@@ -113,26 +113,15 @@ def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
 class QNetwork(nn.Sequential):
     """How likely each return is after each action: logits, (batch, actions, atoms)."""
 
-    def __init__(
-        self,
-        envs: gym.vector.VectorEnv,
-        n_atoms: int = 51,
-        v_min: float = -10,
-        v_max: float = 10,
-    ):
+    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__(
             *(nn.Conv2d(4, 32, 8, stride=4), nn.ReLU()),
             *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
             *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()),
             *(nn.Linear(64 * 7 * 7, 512), nn.ReLU()),
-            nn.Linear(512, envs.single_action_space.n * n_atoms),
+            nn.Linear(512, envs.single_action_space.n * args.n_atoms),
         )
-        self.register_buffer("atoms", torch.linspace(v_min, v_max, n_atoms))
-
-    # same as c51.py
-    @classmethod
-    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> "QNetwork":
-        return cls(envs, args.n_atoms, args.v_min, args.v_max)
+        self.register_buffer("atoms", torch.linspace(args.v_min, args.v_max, args.n_atoms))
 
     def forward(self, obs: Tensor) -> Tensor:
         logits = super().forward(obs / 255)  # of bytes, (batch, 4, 84, 84)
@@ -202,8 +191,8 @@ if __name__ == "__main__":
     envs = make_envs(args, run.name)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
 
-    q_network = QNetwork.from_args(envs, args).to(device)
-    target_network = QNetwork.from_args(envs, args).to(device)
+    q_network = QNetwork(envs, args).to(device)
+    target_network = QNetwork(envs, args).to(device)
     target_network.load_state_dict(q_network.state_dict())
     # eps as in the paper
     adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")

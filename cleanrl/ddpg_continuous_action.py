@@ -83,7 +83,7 @@ def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
 class Actor(nn.Module):
     """A deterministic policy; each dimension of an action has bounds of its own."""
 
-    def __init__(self, envs: gym.vector.VectorEnv, exploration_noise: float = 0.0):
+    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
         space, width = envs.single_action_space, 256
         self.network = nn.Sequential(
@@ -94,7 +94,7 @@ class Actor(nn.Module):
             nn.Linear(width, space.shape[0]),
             nn.Tanh(),
         )
-        self.exploration_noise = exploration_noise
+        self.exploration_noise = args.exploration_noise
         low, high = (torch.tensor(x, dtype=torch.float32) for x in (space.low, space.high))
         self.register_buffer("low", low)
         self.register_buffer("high", high)
@@ -135,7 +135,7 @@ class Agent(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
-        self.actor, self.critic = Actor(envs, args.exploration_noise), Critic(envs)
+        self.actor, self.critic = Actor(envs, args), Critic(envs)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
 
@@ -182,11 +182,7 @@ if __name__ == "__main__":
     run = Run(args, make_env)
     device = run.device
     envs = make_envs(args, run.name)
-    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py")
-    bounded = envs.single_action_space.is_bounded()
-    require(
-        bounded, f"--env-id {args.env_id}: its actions have no bounds: use rpo_continuous_action.py"
-    )
+    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py", bounded=True)
 
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
     agent = Agent(envs, args).to(device)

@@ -193,10 +193,6 @@ class Agent(nn.Module):
                 layer_init(nn.ConvTranspose2d(32, shape[-1], 8, stride=4)),
             )
 
-    @classmethod
-    def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> "Agent":
-        return cls(envs, args)
-
     def features(self, obs: Tensor) -> Tensor:
         """Of vectors, (..., n), or of bytes, (..., 84, 84, channels)."""
         if not self.pictures:

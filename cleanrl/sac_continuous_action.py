@@ -220,11 +220,7 @@ if __name__ == "__main__":
     run = Run(args, make_env)
     device = run.device
     envs = make_envs(args, run.name)
-    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py")
-    bounded = envs.single_action_space.is_bounded()
-    require(
-        bounded, f"--env-id {args.env_id}: its actions have no bounds: use rpo_continuous_action.py"
-    )
+    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py", bounded=True)
 
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
     agent = Agent(envs, args).to(device)

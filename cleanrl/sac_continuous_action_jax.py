@@ -278,9 +278,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     envs = make_envs(args, run.name)
-    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py")
-    bounded = envs.single_action_space.is_bounded()
-    require(bounded, f"--env-id {args.env_id}: unbounded actions: use rpo_continuous_action.py")
+    require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
     learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
     agent, memory = Agent(learner.actor, {}), learner.memory

@@ -38,7 +38,7 @@ class EnjoyArgs:
     capture_video: bool = False
     """film the first episode into videos/"""
     greedy: bool = True
-    """take the best action; --no-greedy samples as in training"""
+    """take the best action; --no-greedy samples, or explores, as at the end of training"""
     script: str | None = None
     """path of the script that made the model, if it is not one of cleanrl/"""
 
@@ -78,9 +78,10 @@ def enjoy(args: EnjoyArgs) -> list[float]:
     policy = evaluate.as_policy(agent, greedy=args.greedy)
     name = f"{path.parent.name}-enjoy"
     seed, video = args.seed, args.capture_video
+    epsilon = 0.0 if args.greedy else getattr(settings, "end_e", 0.0)
     print(f"{path}: {settings.env_id}, {args.eval_episodes} episodes")
     returns = evaluate.play(
-        policy, module.make_env, settings.env_id, args.eval_episodes, seed, video, name
+        policy, module.make_env, settings.env_id, args.eval_episodes, seed, video, name, epsilon
     )
     for episode, value in enumerate(returns):
         print(f"eval_episode={episode}, episodic_return={value:g}")

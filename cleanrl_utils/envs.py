@@ -195,11 +195,20 @@ def explain_missing(env_id: str, error: Exception) -> BadInput:
     return BadInput(f"--env-id {env_id}: {text.splitlines()[0]}")
 
 
-def require_spaces(envs: gym.vector.VectorEnv, env_id: str, actions: type, instead: str) -> None:
-    """Stop with the name of the script to use `instead` unless the action space is of that type."""
-    space = envs.single_action_space
-    require(
-        isinstance(space, actions),
-        f"--env-id {env_id} has {type(space).__name__} actions, this script needs"
-        f" {actions.__name__}: use {instead}",
-    )
+def require_spaces(
+    envs: gym.vector.VectorEnv, env_id: str, actions: type, instead: str, bounded: bool = False
+) -> None:
+    """Stop unless actions are numbers from 0 (Discrete) or vectors (Box), within bounds if asked
+    for; `instead` is the script for the other one of these two."""
+    space, spaces = envs.single_action_space, gym.spaces
+    kind, has = type(space).__name__, f"--env-id {env_id} has"
+    hint = f": use {instead}" if isinstance(space, spaces.Discrete | spaces.Box) else ""
+    needs = f"{has} {kind} actions, this script needs {actions.__name__}{hint}"
+    require(isinstance(space, actions), needs)
+    if isinstance(space, spaces.Discrete):
+        require(space.start == 0, f"{has} actions from {space.start} on, this script's begin at 0")
+    if isinstance(space, spaces.Box):
+        vectors = f"{has} actions of shape {space.shape}, this script needs vectors"
+        require(len(space.shape) == 1, vectors)
+        hint = "this script needs them: use ppo_continuous_action.py"
+        require(not bounded or space.is_bounded(), f"{has} actions without bounds, {hint}")

@@ -2,8 +2,9 @@
 
 A script says how its model acts: its class has `act(obs)`, greedy unless told so. A recurrent
 model also has `initial_state(num_envs)`; its `act(obs, state, first)` returns (actions, new state),
-where `first` marks the environments whose episode begins. A class that needs more than `envs` to be
-built has `from_args(envs, args)`. JAX models offer the same, plus state_dict and load_state_dict.
+where `first` marks the environments whose episode begins. A class is built as `cls(envs)`, or as
+`cls(envs, args)` if it takes `args`. JAX models are built by `from_args(envs, args)`, and also have
+state_dict and load_state_dict.
 """
 
 import dataclasses
@@ -47,12 +48,19 @@ def load_model(
     if not its_own:
         raise BadInput(f"{path}: {module.__name__} has no class {about['class']}")
     envs = gym.vector.SyncVectorEnv([module.make_env(args.env_id, args.seed, 0, False, "")])
-    agent = cls.from_args(envs, args) if hasattr(cls, "from_args") else cls(envs)
+    agent = build(cls, envs, args)
     envs.close()
     if "torch" in sys.modules and hasattr(agent, "to"):
         agent = agent.to(device)
     agent.load_state_dict(state["model"])
     return agent, args, module
+
+
+def build(cls: Any, envs: gym.vector.VectorEnv, args: Any) -> Any:
+    """A model of this class, before its weights are loaded."""
+    if hasattr(cls, "from_args"):
+        return cls.from_args(envs, args)
+    return cls(envs, args) if "args" in inspect.signature(cls).parameters else cls(envs)
 
 
 def load_teacher(args: Any, envs: gym.vector.VectorEnv, scripts: list[str], device: Any) -> Any:
@@ -100,12 +108,13 @@ def as_policy(agent: Any, device: Any = "cpu", greedy: bool = True) -> Policy:
     if torch is None or not isinstance(agent, torch.nn.Module):
         return lambda obs, first: np.asarray(agent.act(obs, **kwargs))
 
+    from cleanrl_utils.graphs import as_tensor
+
     state: Any = None
 
     def policy(obs: np.ndarray, first: np.ndarray) -> np.ndarray:
         nonlocal state
-        x = torch.as_tensor(obs, device=device)
-        x = x if x.dtype == torch.uint8 else x.float()  # pictures stay bytes
+        x = as_tensor(obs).to(device)
         with torch.no_grad():
             if not hasattr(agent, "initial_state"):
                 return agent.act(x, **kwargs).cpu().numpy()
@@ -171,8 +180,7 @@ def evaluate(
     """Play a saved model of class `Model`; `epsilon` of the actions are random."""
     about, state = checkpoint.load(model_path)
     envs = gym.vector.SyncVectorEnv([make_env(env_id, seed, 0, False, run_name)])
-    from_args = getattr(Model, "from_args", None)  # a model shaped by its settings
-    model = from_args(envs, SimpleNamespace(**about["args"])) if from_args else Model(envs)
+    model = build(Model, envs, SimpleNamespace(**about["args"]))
     model = model.to(device) if hasattr(model, "to") else model  # JAX has chosen its device
     envs.close()
     model.load_state_dict(state["model"])

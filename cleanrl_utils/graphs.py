@@ -70,9 +70,9 @@ def copy_of(outputs: Any) -> Any:
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
-    """What environments gave, for networks: float64 as float32."""
+    """What environments gave, for networks: float32, but pictures stay bytes."""
     x = torch.from_numpy(array)
-    return x.float() if x.dtype == torch.float64 else x
+    return x if x.dtype == torch.uint8 and x.ndim > 2 else x.float()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -237,12 +237,10 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def open_writers(
-    args: Any, name: str, folder: Path, record: dict, keep_bytes: int | None, step: int
-) -> list[Any]:
+def open_writers(args: Any, name: str, folder: Path, record: dict, step: int) -> list[Any]:
     """TensorBoard always, W&B when asked; opening them leaves the random streams alone."""
     with rng.preserved():
-        board = TensorBoardWriter(folder, purge_step=step + 1 if keep_bytes is not None else None)
+        board = TensorBoardWriter(folder, purge_step=step + 1 if args.resume else None)
         rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())
         board.text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
         return [board] + ([WandbWriter(args, name, folder, record["args"])] if args.track else [])

@@ -335,8 +335,8 @@ class Run:
             self._csv = CsvWriter(Path(os.devnull))
         if not self.csv_only:
             record = json.loads((self.folder / "run.json").read_text())
-            keep, step = before["csv_bytes"], before["step"]
-            self._writers = open_writers(self.args, self.name, self.folder, record, keep, step)
+            step = before["step"]
+            self._writers = open_writers(self.args, self.name, self.folder, record, step)
         phases = {"": getattr(self.args, "total_timesteps", self.total)}
         phases = getattr(self.args, "phases", phases)  # a script may have several
         self._progress = Progress(phases, before["step"], quiet=self.quiet)

@@ -60,7 +60,7 @@ class RunArgs:
 @dataclass
 class TorchArgs(RunArgs):
     torch_deterministic: bool = True
-    """let torch use deterministic algorithms only"""
+    """let torch use deterministic algorithms where it has them, and warn where it has none"""
     torch_threads: int = 1
     """CPU threads of torch; small networks are fastest on one; 0 leaves the choice to torch"""
     compile: bool = False
@@ -197,7 +197,8 @@ def check_numbers(args: RunArgs) -> None:
         if name in ("eval_frequency", "checkpoints", "seed", "torch_threads"):
             require(value >= 0, f"{flag(name)} must not be negative, got {value}")
         elif counts or name in COUNTS:
-            require(value >= 1, f"{flag(name)} must be at least 1, got {value}")
+            least = 4 if name == "num_steps" else 1  # so that two are real, and have a variance
+            require(value >= least, f"{flag(name)} must be at least {least}, got {value}")
         elif name in SHARES:
             require(0 <= value <= 1, f"{flag(name)} must be from 0 to 1, got {value}")
         elif isinstance(value, float) and name not in ANY_SIGN:

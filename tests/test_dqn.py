@@ -10,6 +10,7 @@ from torch import nn
 
 from cleanrl import c51, dqn
 from cleanrl_utils.errors import BadInput
+from cleanrl_utils.evaluate import build
 from cleanrl_utils.inference import in_numpy
 
 
@@ -63,7 +64,7 @@ def q_network(module, num_actions: int = 3):
         single_observation_space=gym.spaces.Box(-1, 1, (4,), np.float32),
         single_action_space=gym.spaces.Discrete(num_actions),
     )
-    return module.QNetwork(spaces)
+    return build(module.QNetwork, spaces, module.Args())
 
 
 @pytest.mark.parametrize("module", [dqn, c51], ids=["dqn", "c51"])

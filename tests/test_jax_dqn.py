@@ -21,6 +21,7 @@ from cleanrl_utils.buffers import FrameReplayBuffer
 from cleanrl_utils.buffers_jax import Batch, FrameMemory
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.evals.dqn_jax_eval import evaluate
+from cleanrl_utils.evaluate import build
 from cleanrl_utils.jax_tools import Packing, dense_inference
 
 NUM_ACTIONS = 3
@@ -77,7 +78,7 @@ def test_loss_and_gradient_are_those_of_torch(
     torch_module: ModuleType, module: ModuleType, envs: Any
 ) -> None:
     torch.manual_seed(0)
-    network, target = torch_module.QNetwork(envs), torch_module.QNetwork(envs)
+    network, target = (build(torch_module.QNetwork, envs, torch_module.Args()) for _ in range(2))
     settings: dict[str, Any] = {"gamma": 0.9}
     if hasattr(network, "atoms"):  # all but sure of one action's value, and against some of another
         settings["min_probability"] = 1e-5
@@ -109,7 +110,8 @@ def test_loss_and_gradient_are_those_of_torch(
 def test_actions_are_those_of_torch_and_initial_weights_flaxs(
     torch_module: ModuleType, module: ModuleType, envs: Any
 ) -> None:
-    network, obs = torch_module.QNetwork(envs), make_batch(envs).obs
+    network = build(torch_module.QNetwork, envs, torch_module.Args())
+    obs = make_batch(envs).obs
     twin = module.make_network(envs, module.Args())
     with torch.no_grad():
         wanted = network.act(torch.as_tensor(obs))

@@ -27,7 +27,7 @@ def agent_of(space: gym.Space, actions: gym.Space, **settings: Any) -> Any:
     torch.manual_seed(0)
     envs = type("Envs", (), {"single_observation_space": space, "single_action_space": actions})
     sizes = dict(trxl_dim=16, trxl_num_heads=2, trxl_num_layers=2, trxl_memory_length=4)
-    return script.Agent.from_args(envs, script.Args(**(sizes | settings)))
+    return script.Agent(envs, script.Args(**(sizes | settings)))
 
 
 def test_a_step_sees_so_many_rows_before_it_of_its_own_episode() -> None:
