@@ -156,6 +156,32 @@ class Streak(Probe):
         return self.mistaken or self.t >= self.length, False
 
 
+class Odd(Both):
+    """Both, in spaces that scripts may not expect."""
+
+    def __init__(self, actions: gym.Space, dtype: Any = np.uint8, render_mode: str | None = None):
+        continuous = isinstance(actions, gym.spaces.Box)
+        super().__init__("continuous" if continuous else "discrete", render_mode=render_mode)
+        self.action_space = actions
+        self.observation_space = gym.spaces.Box(0, 255, (3,), dtype)
+
+    def observe(self) -> np.ndarray:
+        return np.full(3, int(127.5 + 127.5 * self.cue()), self.observation_space.dtype)
+
+
+ODD = {
+    "Bytes": gym.spaces.Discrete(2),
+    "BytesContinuous": gym.spaces.Box(-2, 2, (1,), np.float32),
+    "FromOne": gym.spaces.Discrete(2, start=1),
+    "MultiDiscrete": gym.spaces.MultiDiscrete([2, 3]),
+    "Matrix": gym.spaces.Box(-2, 2, (2, 3), np.float32),
+    "Unbounded": gym.spaces.Box(-np.inf, np.inf, (1,), np.float32),
+}
+for name, space in ODD.items():
+    gym.register(f"ProbeOdd{name}-v0", Odd, kwargs={"actions": space})
+numbers = {"actions": ODD["BytesContinuous"], "dtype": np.int64}
+gym.register("ProbeOddNumbersContinuous-v0", Odd, kwargs=numbers)
+
 PROBES = [Constant, Cue, Discount, Action, Both, Truncation, Memory, Streak]
 for probe in PROBES:
     name = f"Probe{probe.__name__}"

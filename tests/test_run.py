@@ -57,6 +57,9 @@ BAD_INPUT = {
     "--num-minibatches 3": ["--num-minibatches", "512"],
     "--total-timesteps 100": ["--total-timesteps", "512"],
     "--num-envs 0": ["--num-envs", "at least 1"],
+    "--num-steps 3": ["--num-steps", "at least 4"],
+    "--env-id probes:ProbeOddFromOne-v0": ["from 1 on", "begin at 0"],
+    "--env-id probes:ProbeOddMultiDiscrete-v0": ["MultiDiscrete", "needs Discrete"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
     "--seed one": ["--seed", "one"],
     "--cuda perhaps": ["--cuda", "perhaps"],
@@ -326,6 +329,26 @@ def test_tensorboard_has_what_the_csv_has(train) -> None:
     assert "hyperparameters/text_summary" in events.Tags()["tensors"]
 
 
+def test_killed_before_its_first_checkpoint_it_has_one_curve(train, monkeypatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags, log = "--total-timesteps 4096 --checkpoints 1", Run.log
+
+    def killed(run: Run, metrics: Any, step: int) -> None:
+        log(run, metrics, step)
+        if step == 2048:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "log", killed)
+        train("ppo", flags)
+    (folder,) = Path("runs").iterdir()
+    done = train("ppo", f"--resume {folder}")
+    events = EventAccumulator(str(done.folder), {"scalars": 0}).Reload()
+    steps = [event.step for event in events.Scalars("losses/value_loss")]
+    assert steps == list(range(512, 4097, 512))
+
+
 def test_wandb_offline_and_only_when_asked(tmp_path: Path) -> None:
     code = "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
     code += "; print('wandb' in sys.modules)"
@@ -379,6 +402,20 @@ def test_enjoy_plays_a_run(train, capsys) -> None:
     assert "mean return" in capsys.readouterr().out and list(Path("videos").rglob("*.mp4"))
     with pytest.raises(BadInput):
         enjoy(EnjoyArgs(exp_name="ppo", env_id="Acrobot-v1"))
+
+
+@pytest.mark.parametrize("name", ["dqn", "td3_continuous_action"])
+def test_enjoy_explores_if_asked(name: str, train) -> None:
+    from cleanrl_utils.enjoy import EnjoyArgs, enjoy
+
+    steps = "--total-timesteps 300 --learning-starts 299 --buffer-size 300 --save-model"
+    loud = "--end-e 1" if name == "dqn" else "--exploration-noise 1 --env-id Pendulum-v1"
+    folder = str(train(name, f"{steps} {loud}").folder)
+    first, again, loudly = (
+        enjoy(EnjoyArgs(run=folder, eval_episodes=3, capture_video=False, greedy=greedy))
+        for greedy in (True, True, False)
+    )
+    assert first == again != loudly
 
 
 def test_results_of_runs_as_tables(train, tmp_path: Path) -> None:

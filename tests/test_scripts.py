@@ -130,3 +130,37 @@ def test_it_finds_the_known_values(script: Script, probe: str, train, monkeypatc
             assert (2 * actions - 1 == best).all(), actions
         else:
             assert np.abs(actions[:, 0] - best).max() < 0.3, actions
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "c51", "sac_continuous_action", "dqn_jax"])
+@pytest.mark.parametrize("seen", ["bytes", "numbers"])
+def test_observations_need_not_be_floats(name: str, seen: str, train) -> None:
+    if "jax" in name:
+        pytest.importorskip("jax")
+    suffix = "Continuous" if "continuous" in name else ""
+    env_id = f"probes:ProbeOddBytes{suffix}-v0"
+    if seen == "numbers":
+        env_id = "FrozenLake-v1" if not suffix else "probes:ProbeOddNumbersContinuous-v0"
+    few = (
+        "--total-timesteps 1024" if name == "ppo" else "--total-timesteps 300 --learning-starts 99"
+    )
+    many = "--num-envs 9" if "dqn" in name or name == "c51" else ""  # too many for NumPy alone
+    done = train(name, f"--env-id {env_id} {few} --save-model {many}")
+    assert (done.folder / "finished.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name, env, says",
+    [
+        ("ppo_continuous_action", "Matrix", "shape (2, 3)"),
+        ("ppo_continuous_action", "MultiDiscrete", "needs Box"),
+        ("ddpg_continuous_action", "Unbounded", "without bounds"),
+        ("ddpg_continuous_action", "Bytes", "use dqn.py"),
+    ],
+)
+def test_actions_that_do_not_fit_are_named(name: str, env: str, says: str, train, capfd) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train(name, f"--env-id probes:ProbeOdd{env}-v0")
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and len(lines) == 1 and says in lines[0], lines
+    assert "ppo.py" not in lines[0]  # which would not fit either
