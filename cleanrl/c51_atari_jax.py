@@ -88,8 +88,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
-            if "FIRE" in env.unwrapped.get_action_meanings():
-                env = atari.FireReset(env)
+            env = atari.FireReset(env)  # where a game has FIRE
         else:
             env = atari.Grayscale(env)
         env = atari.ClipReward(env)
@@ -272,8 +271,8 @@ if __name__ == "__main__":
             ended = np.zeros(args.num_envs, dtype=bool)
 
         # Act. Each environment explores by a coin of its own.
-        explored = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
             actions[:] = act(train.q_network, obs)

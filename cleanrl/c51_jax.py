@@ -253,8 +253,8 @@ if __name__ == "__main__":
             ended = np.zeros(args.num_envs, dtype=bool)
 
         # Act. Each environment explores by a coin of its own.
-        explored = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
             actions[:] = best_actions(logits(train.q_network, obs), learner.network.atoms)

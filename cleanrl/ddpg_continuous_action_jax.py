@@ -1,6 +1,6 @@
 """Deep Deterministic Policy Gradient (DDPG) in JAX, for vector observations and continuous actions.
 
-    python cleanrl/ddpg_continuous_action_jax.py --env-id HalfCheetah-v4
+    python cleanrl/ddpg_continuous_action_jax.py --env-id Hopper-v4
 
 Paper: https://arxiv.org/abs/1509.02971. Every detail with its reason: docs/rl-algorithms/ddpg.md
 """

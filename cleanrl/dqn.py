@@ -126,8 +126,8 @@ def update(
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target"""
-    for theirs, ours in zip(target_network.parameters(), network.parameters(), strict=True):
-        theirs.lerp_(ours, tau)
+    for target, source in zip(target_network.parameters(), network.parameters(), strict=True):
+        target.lerp_(source, tau)
 
 
 if __name__ == "__main__":
@@ -160,8 +160,8 @@ if __name__ == "__main__":
             ended = np.zeros(args.num_envs, dtype=bool)
 
         # Act. Each environment explores by a coin of its own.
-        explored = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
             actions[:] = q_values(obs).argmax(-1)

@@ -20,11 +20,11 @@ from cleanrl_utils import atari_wrappers as atari
 from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.envs import is_atari, make, require_spaces
 from cleanrl_utils.metrics import Means
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.run import PixelArgs, Run, parse_args, require
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(PixelArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
     """id of the game; any other environment of pictures works, too, as module:Id"""
     total_timesteps: int = 10_000_000
@@ -33,10 +33,6 @@ class Args(TorchArgs):
     """learning rate of Adam"""
     num_envs: int = 1
     """environments stepped side by side; all else is counted in steps of single environments"""
-    async_envs: bool = False
-    """step each environment in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
     buffer_size: int = 1_000_000
     """transitions that the replay memory holds: 6.6 GiB by default, each frame once"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -81,8 +77,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
-            if "FIRE" in env.unwrapped.get_action_meanings():
-                env = atari.FireReset(env)
+            env = atari.FireReset(env)  # where a game has FIRE
         else:
             env = atari.Grayscale(env)
         env = atari.ClipReward(env)
@@ -153,8 +148,8 @@ def update(
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target"""
-    for theirs, ours in zip(target_network.parameters(), network.parameters(), strict=True):
-        theirs.lerp_(ours, tau)
+    for target, source in zip(target_network.parameters(), network.parameters(), strict=True):
+        target.lerp_(source, tau)
 
 
 if __name__ == "__main__":
@@ -188,8 +183,8 @@ if __name__ == "__main__":
             ended = np.zeros(args.num_envs, dtype=bool)
 
         # Act. Each environment explores by a coin of its own.
-        explored = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.start_e, args.end_e, explored, turn * args.num_envs)
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
             actions[:] = q_values(obs).argmax(-1)

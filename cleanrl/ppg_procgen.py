@@ -355,6 +355,7 @@ if __name__ == "__main__":
             actions[step], logprobs[step], values[step] = sample(obs[step])
             next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            # [step - 1] is the last row, of the rollout before, where step is 0
             discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
@@ -389,7 +390,7 @@ if __name__ == "__main__":
                 value_losses += losses
             if teach_policy:
                 policy_losses += losses
-                if args.target_kl is not None and losses[-1][4] > args.target_kl:
+                if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                     policy_epochs = epoch  # the value function learns on
 
         v_loss = torch.stack(value_losses)[:, 0].mean()

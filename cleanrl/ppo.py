@@ -105,7 +105,7 @@ class Agent(nn.Module):
         super().__init__()
         num_obs = envs.single_observation_space.shape[0]
         self.critic = mlp(num_obs, 1, std=1.0)
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = mlp(num_obs, envs.single_action_space.n, std=0.01)
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
@@ -121,7 +121,7 @@ class Agent(nn.Module):
         logprobs = self.actor(obs).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return logprob, entropy, self.get_value(obs)
+        return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
@@ -200,7 +200,7 @@ if __name__ == "__main__":
             ended = np.zeros(args.num_envs, bool)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Only actions are needed now; the rest is computed in one go afterwards.
         for step in range(args.num_steps):
@@ -216,8 +216,8 @@ if __name__ == "__main__":
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():
-            logprobs, _, _ = agent.get_logprob_entropy_value(obs[:-1], actions)
-            values = agent.get_value(obs).cpu()  # small and sequential: advantages are CPU work
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
+            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
         advantages = gae(rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
         rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
@@ -227,13 +227,13 @@ if __name__ == "__main__":
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
             losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

@@ -81,8 +81,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
         env = atari.NoopReset(env, noop_max=30)
         env = atari.MaxAndSkip(env, skip=4)
         env = atari.EpisodicLife(env)
-        if "FIRE" in env.unwrapped.get_action_meanings():
-            env = atari.FireReset(env)
+        env = atari.FireReset(env)  # where a game has FIRE
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)
@@ -126,7 +125,7 @@ class Agent(nn.Module):
             *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
         )
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
 
     def features(self, obs: Tensor) -> Tensor:
@@ -144,11 +143,11 @@ class Agent(nn.Module):
         return self.critic(self.features(obs)).squeeze(-1)
 
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        features = self.features(obs)
-        logprobs = self.actor(features).log_softmax(-1)
+        obs = self.features(obs)
+        logprobs = self.actor(obs).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return logprob, entropy, self.critic(features).squeeze(-1)
+        return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
 # same as ppo.py
@@ -231,7 +230,7 @@ if __name__ == "__main__":
             scores = np.zeros(args.num_envs)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Only actions are needed now; the rest is computed in one go afterwards.
         for step in range(args.num_steps):
@@ -262,13 +261,13 @@ if __name__ == "__main__":
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
             losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

@@ -89,8 +89,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
         env = atari.NoopReset(env, noop_max=30)
         env = atari.MaxAndSkip(env, skip=4)
         env = atari.EpisodicLife(env)
-        if "FIRE" in env.unwrapped.get_action_meanings():
-            env = atari.FireReset(env)
+        env = atari.FireReset(env)  # where a game has FIRE
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)
@@ -136,7 +135,7 @@ def init_params(num_actions: int, seed: int) -> Params:
     obs, rng = np.zeros((1, 4, 84, 84), np.uint8), np.random.default_rng(seed)
     params = jax.eval_shape(Network(num_actions).init, random.key(0), obs)["params"]
     for name, layer in params.items():
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         std = {"actor": 0.01, "critic": 1.0}.get(name, 2**0.5)
         bias = np.zeros(layer["bias"].shape, np.float32)
         params[name] = {"kernel": orthogonal(rng, std, *layer["kernel"].shape), "bias": bias}

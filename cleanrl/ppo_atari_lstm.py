@@ -17,11 +17,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from cleanrl_utils import atari_wrappers as atari
 from cleanrl_utils.envs import is_atari, make, require_spaces
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.run import PixelArgs, Run, parse_args, require
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(PixelArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
     """id of the game; any other environment of pictures works, too, as module:Id"""
     total_timesteps: int = 10_000_000
@@ -30,10 +30,6 @@ class Args(TorchArgs):
     """learning rate of Adam"""
     num_envs: int = 8
     """environments stepped side by side"""
-    async_envs: bool = False
-    """step each environment in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
     num_steps: int = 128
     """steps of each environment between two updates"""
     anneal_lr: bool = True
@@ -68,6 +64,8 @@ class Args(TorchArgs):
         batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
         divides = self.num_envs % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide --num-envs = {self.num_envs}")
+        shapes = "the number of episodes, which varies, is a shape in this script's update"
+        require(not self.compile, f"--compile is not for it: {shapes}")
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
@@ -83,8 +81,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
-            if "FIRE" in env.unwrapped.get_action_meanings():
-                env = atari.FireReset(env)
+            env = atari.FireReset(env)  # where a game has FIRE
         else:
             env = atari.Grayscale(env)
         env = atari.ClipReward(env)
@@ -129,7 +126,7 @@ class Agent(nn.Module):
         for name, parameter in self.lstm.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
         self.critic = layer_init(nn.Linear(128, 1), std=1.0)
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = layer_init(nn.Linear(128, envs.single_action_space.n), std=0.01)
 
     # same as ppo_atari.py
@@ -174,7 +171,8 @@ def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor,
     begins[:, 0] = True  # of the rollout, if not of an episode
     steps = torch.arange(first.numel()).view_as(first)[:, columns].T.flatten()
     episodes = steps.tensor_split(begins.flatten().nonzero().flatten()[1:])
-    packed = pack_sequence(episodes := sorted(episodes, key=len, reverse=True))
+    episodes = sorted(episodes, key=len, reverse=True)
+    packed = pack_sequence(episodes)
     start = torch.stack([episode[0] for episode in episodes]).to(device)
     # what the rollout found under way goes on from there; the other episodes remember nothing
     state = state[:, start % num_envs] * (start < num_envs).unsqueeze(-1)
@@ -244,7 +242,7 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
-    learn = partial(update, agent, optimizer, args)  # no graph: the number of episodes varies
+    learn = partial(update, agent, optimizer, args)  # no graph: shapes vary
 
     # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
     shape = (args.num_steps + 1, *envs.observation_space.shape)
@@ -265,7 +263,7 @@ if __name__ == "__main__":
             first[-1] = True
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. A rollout goes on where the last one ended, unless an episode begins there.
         first[0], states[0] = first[-1], states[-2] * ~first[-1].unsqueeze(-1)
@@ -297,13 +295,13 @@ if __name__ == "__main__":
             for columns in shuffled.split(args.num_envs // args.num_minibatches):
                 indices, state, sizes = pack(cuts, states[0], columns)
                 losses.append(learn(*(x[indices] for x in batch), state, sizes))
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

@@ -22,11 +22,11 @@ from torch import Tensor, distributed, nn, optim
 from cleanrl_utils import atari_wrappers as atari
 from cleanrl_utils.envs import is_atari, make, require_spaces
 from cleanrl_utils.rng import derive_seed
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.run import PixelArgs, Run, parse_args, require
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(PixelArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
     """id of the game; any other environment of pictures works, too, as module:Id"""
     total_timesteps: int = 10_000_000
@@ -39,10 +39,6 @@ class Args(TorchArgs):
     """GPU of each process, e.g. 0 0 1 1 for four processes; empty: one after the other"""
     backend: Literal["gloo", "nccl"] = "gloo"
     """how gradients travel; nccl is faster, and needs a GPU for each process"""
-    async_envs: bool = False
-    """step each environment in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
     num_steps: int = 128
     """steps of each environment between two updates"""
     anneal_lr: bool = True
@@ -101,8 +97,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
-            if "FIRE" in env.unwrapped.get_action_meanings():
-                env = atari.FireReset(env)
+            env = atari.FireReset(env)  # where a game has FIRE
         else:
             env = atari.Grayscale(env)
         env = atari.ClipReward(env)
@@ -142,7 +137,7 @@ class Agent(nn.Module):
             *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
         )
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
 
     def features(self, obs: Tensor) -> Tensor:
@@ -160,11 +155,11 @@ class Agent(nn.Module):
         return self.critic(self.features(obs)).squeeze(-1)
 
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        features = self.features(obs)
-        logprobs = self.actor(features).log_softmax(-1)
+        obs = self.features(obs)
+        logprobs = self.actor(obs).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return logprob, entropy, self.critic(features).squeeze(-1)
+        return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
 # same as ppo.py
@@ -281,7 +276,7 @@ if __name__ == "__main__":
             torch.manual_seed(derive_seed(run.env_seed, args.rank))
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Only actions are needed now; the rest is computed in one go afterwards.
         for step in range(args.num_steps):
@@ -312,13 +307,13 @@ if __name__ == "__main__":
                 if args.world_size > 1:  # one message for all parameters
                     distributed.all_reduce(total)
                 losses.append(learn(total))
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

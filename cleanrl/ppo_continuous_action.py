@@ -133,7 +133,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        # means near zero at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = mlp(num_obs, num_actions, std=0.01)
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
@@ -236,7 +236,7 @@ if __name__ == "__main__":
             discounted = np.zeros_like(record[0])  # returns of the open episodes so far
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Only actions are needed now; the rest is computed in one go afterwards.
         for step in range(args.num_steps):
@@ -244,6 +244,7 @@ if __name__ == "__main__":
             actions[step] = sample(obs[step])
             next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            # [step - 1] is the last row, of the rollout before, where step is 0
             discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
@@ -255,8 +256,8 @@ if __name__ == "__main__":
         return_stats.update(torch.as_tensor(discounted)[real > 0])
         rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
         with torch.no_grad():
-            logprobs, _, _ = agent.get_logprob_entropy_value(obs[:-1], actions)
-            values = agent.get_value(obs).cpu()  # small and sequential: advantages are CPU work
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
+            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
         advantages = gae(rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
         rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
@@ -266,14 +267,14 @@ if __name__ == "__main__":
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
             losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
         agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: what acted is what learnt
 
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

@@ -95,7 +95,7 @@ def init_params(env: Brax, seed: int) -> Params:
     """Actor and critic, two networks that share nothing."""
     params, rng = Params(), np.random.default_rng(seed)
     num_actions = env.action_space.shape[0]
-    # means near zero at first: explore before having opinions
+    # small outputs at first: explore before having opinions
     for name, outputs, std in [("actor", num_actions, 0.01), ("critic", 1, 1.0)]:
         sizes, stds = [*env.observation_space.shape, 256, 256, outputs], [2**0.5, 2**0.5, std]
         for i in range(3):

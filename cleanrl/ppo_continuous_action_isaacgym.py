@@ -137,7 +137,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        # means near zero at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = mlp(num_obs, num_actions, std=0.01)
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
@@ -237,7 +237,7 @@ if __name__ == "__main__":
         run.boundary(iteration)  # a checkpoint, where one is due, has Brax's environments, too
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Nothing leaves the GPU, nobody waits for it.
         for step in range(args.num_steps):
@@ -262,7 +262,7 @@ if __name__ == "__main__":
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
             losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
         if args.norm_obs:
             agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: what acted is what learnt
@@ -270,7 +270,7 @@ if __name__ == "__main__":
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

@@ -127,7 +127,7 @@ class Agent(nn.Module):
         scale = torch.tensor([1 / 255] * (channels - players) + [1] * players)  # 0 or 1 stay so
         self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.nvec[0]), std=0.01)
 
     def features(self, obs: Tensor) -> Tensor:
@@ -148,11 +148,11 @@ class Agent(nn.Module):
 
     # same as ppo_atari.py
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        features = self.features(obs)
-        logprobs = self.actor(features).log_softmax(-1)
+        obs = self.features(obs)
+        logprobs = self.actor(obs).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return logprob, entropy, self.critic(features).squeeze(-1)
+        return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
 # same as ppo.py
@@ -234,7 +234,7 @@ if __name__ == "__main__":
             ended = np.zeros(action_shape, bool)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Only actions are needed now; the rest is computed in one go afterwards.
         for step in range(args.num_steps):
@@ -266,13 +266,13 @@ if __name__ == "__main__":
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
             losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

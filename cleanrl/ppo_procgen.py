@@ -155,7 +155,7 @@ class Agent(nn.Module):
         super().__init__()
         self.network = impala(*envs.single_observation_space.shape)
         self.critic = layer_init(nn.Linear(256, 1), std=1.0)
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = layer_init(nn.Linear(256, envs.single_action_space.n), std=0.01)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
@@ -270,7 +270,7 @@ if __name__ == "__main__":
             discounted = np.zeros_like(record[0])  # returns of the open episodes so far
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Log-probabilities and values come with the actions: the network is large.
         for step in range(args.num_steps):
@@ -278,6 +278,7 @@ if __name__ == "__main__":
             actions[step], logprobs[step], values[step] = sample(obs[step])
             next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            # [step - 1] is the last row, of the rollout before, where step is 0
             discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
@@ -302,13 +303,13 @@ if __name__ == "__main__":
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
             losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - old_values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

@@ -93,8 +93,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
         env = atari.NoopReset(env, noop_max=30)
         env = atari.MaxAndSkip(env, skip=4)
         env = atari.EpisodicLife(env)
-        if "FIRE" in env.unwrapped.get_action_meanings():
-            env = atari.FireReset(env)
+        env = atari.FireReset(env)  # where a game has FIRE
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)
@@ -178,7 +177,7 @@ class Agent(nn.Module):
         extra = Residual(layer_init(nn.Linear(448, 448), std=0.1), nn.ReLU())
         # two values of each observation: of the game's rewards, and of curiosity
         self.critic = nn.Sequential(extra, layer_init(nn.Linear(448, 2), std=0.01))
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         output = layer_init(nn.Linear(448, envs.single_action_space.n), std=0.01)
         self.actor = nn.Sequential(layer_init(nn.Linear(448, 448), std=0.01), nn.ReLU(), output)
 
@@ -211,11 +210,11 @@ class Agent(nn.Module):
 
     # same as ppo_atari.py
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        features = self.features(obs)
-        logprobs = self.actor(features).log_softmax(-1)
+        obs = self.features(obs)
+        logprobs = self.actor(obs).log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return logprob, entropy, self.critic(features).squeeze(-1)
+        return logprob, entropy, self.critic(obs).squeeze(-1)
 
     def prediction_error(self, frames: Tensor) -> Tensor:
         """Squared, in each of 512 features of single frames of bytes, (..., 84, 84)."""
@@ -330,7 +329,7 @@ if __name__ == "__main__":
             scores = np.zeros(args.num_envs)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
-            optimizer.param_groups[0]["lr"].fill_(remaining * args.learning_rate)
+            lr.fill_(remaining * args.learning_rate)
 
         # Collect. Only actions are needed now; the rest is computed in one go afterwards.
         games = []  # that ended: at which step of the run, and where in the rollout
@@ -374,7 +373,7 @@ if __name__ == "__main__":
             shuffled = torch.randperm(args.batch_size, device=device)
             minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
             losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         means = torch.stack(losses).mean(0)
@@ -382,7 +381,7 @@ if __name__ == "__main__":
         returns, values = returns[..., 0], values[..., 0]  # of the game
         residual = (returns - values[:-1])[real > 0]
         metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/learning_rate": lr,
             "losses/value_loss": v_loss,
             "losses/policy_loss": pg_loss,
             "losses/entropy": entropy,

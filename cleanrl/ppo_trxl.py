@@ -17,13 +17,13 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from cleanrl_utils.envs import make
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.run import PixelArgs, Run, parse_args, require
 
 LONGEST = 1024  # steps of an episode that have a learned position of their own
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(PixelArgs):
     env_id: str = "MortarMayhem-Grid-v0"
     """id of the environment, of pictures or vectors; a package's own environment as module:Id"""
     total_timesteps: int = 200_000_000
@@ -34,10 +34,6 @@ class Args(TorchArgs):
     """learning rate after the annealing"""
     num_envs: int = 32
     """environments stepped side by side"""
-    async_envs: bool = False
-    """step each environment in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
     num_steps: int = 512
     """steps of each environment between two updates"""
     anneal_steps: int = 32 * 512 * 10_000
@@ -183,7 +179,7 @@ class Agent(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.hidden = nn.Sequential(layer_init(nn.Linear(dim, dim)), nn.ReLU())
         self.critic = layer_init(nn.Linear(dim, 1), std=1.0)
-        # near-equal probabilities at first: explore before having opinions
+        # small outputs at first: explore before having opinions
         self.actor = layer_init(nn.Linear(dim, sum(self.sizes)), std=0.1)
         if args.reconstruction_coef > 0:
             self.decoder = nn.Sequential(  # the encoder backwards
@@ -408,7 +404,7 @@ if __name__ == "__main__":
             shuffled = torch.rand(args.num_envs, args.num_steps, device=device).argsort(1)
             for steps in shuffled.split(args.num_steps // args.num_minibatches, 1):
                 losses.append(learn(*(x[every, steps] for x in batch), steps))
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:
+            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
                 break
 
         means = torch.stack(losses).mean(0)

@@ -21,11 +21,11 @@ from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.envs import is_atari, make, require_spaces
 from cleanrl_utils.evaluate import load_teacher
 from cleanrl_utils.metrics import Means
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.run import PixelArgs, Run, parse_args, require
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(PixelArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
     """id of the game; any other environment of pictures works, too, as module:Id"""
     total_timesteps: int = 10_000_000
@@ -34,10 +34,6 @@ class Args(TorchArgs):
     """learning rate of Adam"""
     num_envs: int = 1
     """environments stepped side by side; all else is counted in steps of single environments"""
-    async_envs: bool = False
-    """step each environment in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
     buffer_size: int = 1_000_000
     """transitions that the replay memory holds: 6.6 GiB by default, each frame once"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -109,8 +105,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
-            if "FIRE" in env.unwrapped.get_action_meanings():
-                env = atari.FireReset(env)
+            env = atari.FireReset(env)  # where a game has FIRE
         else:
             env = atari.Grayscale(env)
         env = atari.ClipReward(env)
@@ -228,8 +223,8 @@ def update(
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target"""
-    for theirs, ours in zip(target_network.parameters(), network.parameters(), strict=True):
-        theirs.lerp_(ours, tau)
+    for target, source in zip(target_network.parameters(), network.parameters(), strict=True):
+        target.lerp_(source, tau)
 
 
 def new_games(
@@ -314,8 +309,8 @@ if __name__ == "__main__":
 
         # Act.
         steps = (turn - args.online_turn) * args.num_envs
-        explored = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.start_e, args.end_e, explored, args.offline_steps + steps)
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step

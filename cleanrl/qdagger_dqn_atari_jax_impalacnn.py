@@ -108,8 +108,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
-            if "FIRE" in env.unwrapped.get_action_meanings():
-                env = atari.FireReset(env)
+            env = atari.FireReset(env)  # where a game has FIRE
         else:
             env = atari.Grayscale(env)
         env = atari.ClipReward(env)
@@ -357,8 +356,8 @@ if __name__ == "__main__":
 
         # Act.
         steps = (turn - args.online_turn) * args.num_envs
-        explored = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.start_e, args.end_e, explored, args.offline_steps + steps)
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(partial(q_values, train.q_network), obs, epsilon, rng, num_actions)
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step

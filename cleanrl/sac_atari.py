@@ -21,21 +21,17 @@ from cleanrl_utils import atari_wrappers as atari
 from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.envs import is_atari, make, require_spaces
 from cleanrl_utils.metrics import Means
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.run import PixelArgs, Run, parse_args, require
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(PixelArgs):
     env_id: str = "BeamRiderNoFrameskip-v4"
     """id of the game; any other environment of pictures works, too, as module:Id"""
     total_timesteps: int = 5_000_000
     """environment steps of the whole training"""
     num_envs: int = 1
     """environments stepped side by side; all else is counted in steps of single environments"""
-    async_envs: bool = False
-    """step each environment in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
     buffer_size: int = 1_000_000
     """transitions that the replay memory holds, each frame once: 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -85,8 +81,7 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
-            if "FIRE" in env.unwrapped.get_action_meanings():
-                env = atari.FireReset(env)
+            env = atari.FireReset(env)  # where a game has FIRE
         else:
             env = atari.Grayscale(env)
         env = atari.ClipReward(env)
@@ -266,8 +261,10 @@ if __name__ == "__main__":
                 run.log(q_losses.take() | policy_losses.take(), global_step)
 
         # Step, and remember it unless it only reset an environment whose episode had ended.
-        random = rng.integers(envs.single_action_space.n, size=args.num_envs)
-        actions = random if at_random else policy.answer()
+        if at_random:
+            actions = rng.integers(envs.single_action_space.n, size=args.num_envs)
+        else:
+            actions = policy.answer()
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated

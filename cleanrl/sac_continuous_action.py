@@ -1,6 +1,6 @@
 """Soft Actor-Critic (SAC) for vector observations and continuous actions.
 
-    python cleanrl/sac_continuous_action.py --env-id HalfCheetah-v4
+    python cleanrl/sac_continuous_action.py --env-id Hopper-v4
 
 Papers: https://arxiv.org/abs/1801.01290, https://arxiv.org/abs/1812.05905 (tuned temperature).
 Every detail with its reason: docs/rl-algorithms/sac.md

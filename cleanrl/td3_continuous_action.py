@@ -1,6 +1,6 @@
 """Twin Delayed DDPG (TD3) for vector observations and continuous actions.
 
-    python cleanrl/td3_continuous_action.py --env-id HalfCheetah-v4
+    python cleanrl/td3_continuous_action.py --env-id Hopper-v4
 
 Paper: https://arxiv.org/abs/1802.09477. Every detail with its reason: docs/rl-algorithms/td3.md
 """

@@ -1,6 +1,6 @@
 """Twin Delayed DDPG (TD3) in JAX, for vector observations and continuous actions.
 
-    python cleanrl/td3_continuous_action_jax.py --env-id HalfCheetah-v4
+    python cleanrl/td3_continuous_action_jax.py --env-id Hopper-v4
 
 Paper: https://arxiv.org/abs/1802.09477. Every detail with its reason: docs/rl-algorithms/td3.md
 """

@@ -1,14 +1,14 @@
 """The Atari wrappers that Gymnasium lacks. Each script composes its own chain, in this order:
 
-    env = gym.make(env_id, frameskip=1)  # ALE/Breakout-v5 would skip 4 frames by itself
+    # ALE/Breakout-v5 would skip 4 frames by itself
+    env = gym.make(env_id, frameskip=1, obs_type="grayscale")
     env = gym.wrappers.RecordEpisodeStatistics(env)  # below EpisodicLife: it counts whole games
     env = NoopReset(env)
     env = MaxAndSkip(env)
     env = EpisodicLife(env)
-    if "FIRE" in env.unwrapped.get_action_meanings():
-        env = FireReset(env)
+    env = FireReset(env)
     env = ClipReward(env)
-    ... then Gymnasium's resize, grayscale and frame stack
+    ... then Gymnasium's resize and frame stack; the console itself is asked for gray pictures
 
 `frameskip=1` is what `BreakoutNoFrameskip-v4` has anyway, so the line serves both kinds of id.
 A game may end while EpisodicLife or FireReset resets. Its statistics are then in the info of that
@@ -101,14 +101,13 @@ class EpisodicLife(gym.Wrapper):
 
 
 class FireReset(gym.Wrapper):
-    """Press FIRE after a reset, in games that stand still until then, and action 2 after it as
-    openai/baselines does."""
+    """Press FIRE after a reset, in games that have it: many stand still until then. And action 2
+    after it, as openai/baselines does."""
 
     def __init__(self, env: gym.Env, attempts: int = 10):
         super().__init__(env)
         meanings = _meanings(env)
-        assert meanings[FIRE] == "FIRE" and len(meanings) >= 3
-        self.attempts = attempts
+        self.attempts = attempts if meanings[FIRE] == "FIRE" and len(meanings) > 2 else 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Frame, Info]:
         obs, info = self.env.reset(seed=seed, options=options)

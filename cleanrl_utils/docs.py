@@ -355,6 +355,7 @@ class Pages:
             titles = {
                 "RunArgs": "Every script",
                 "TorchArgs": "Scripts in torch",
+                "PixelArgs": "Scripts in torch that step pictures by Gymnasium",
                 "RunsArgs": "JAX, end to end",
             }
             for cls, flags in shared_flags().items():

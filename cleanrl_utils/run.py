@@ -35,9 +35,9 @@ import numpy as np
 from cleanrl_utils import checkpoint, evaluate, rng
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.metrics import CsvWriter, Means, Progress, WandbWriter, clock, open_writers
-from cleanrl_utils.settings import RunArgs, TorchArgs, parse_args
+from cleanrl_utils.settings import PixelArgs, RunArgs, TorchArgs, parse_args
 
-__all__ = ["Run", "RunArgs", "TorchArgs", "parse_args", "require"]
+__all__ = ["PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
 CHECKPOINT = "checkpoint.safetensors"
 DEFAULT_CHECKPOINTS = 10

@@ -170,7 +170,7 @@ class Script:
             "one program": "RunsArgs" in has,
             "many agents at once": "RunsArgs" in has,
             "replay on the GPU": "buffer_device" in has,
-            "processes": "async_envs" in has,
+            "processes": "async_envs" in has or "PixelArgs" in has,
             "several GPUs": "distributed" in self.source,
             "compiled steps": self.jax and "RunsArgs" not in has,
             "memory": "def initial_state(" in self.source,
@@ -205,7 +205,8 @@ def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
 
 def shared_flags() -> dict[str, list[Flag]]:
     """Of the classes that Args inherits from."""
-    where = {"RunArgs": "settings", "TorchArgs": "settings", "RunsArgs": "runs"}
+    where = {"RunArgs": "settings", "TorchArgs": "settings", "PixelArgs": "settings"}
+    where["RunsArgs"] = "runs"
     modules = {
         cls: (ROOT / "cleanrl_utils" / f"{file}.py").read_text() for cls, file in where.items()
     }

@@ -69,6 +69,14 @@ class TorchArgs(RunArgs):
     """on a GPU, replay inference and update as CUDA graphs; turn off to debug them"""
 
 
+@dataclass
+class PixelArgs(TorchArgs):
+    async_envs: bool = False
+    """step each environment in a process of its own"""
+    torch_threads: int = 0
+    """CPU threads of torch; 0 leaves the choice to torch"""
+
+
 # What a resumed run may change: none of these can move its learning curve.
 FREE_TO_CHANGE = {"resume", "track", "wandb_project_name", "wandb_entity", "capture_video"}
 FREE_TO_CHANGE |= {"save_model", "upload_model", "hf_entity", "eval_frequency", "eval_episodes"}
