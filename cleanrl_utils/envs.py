@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from cleanrl_utils.errors import BadInput, missing_package, require
+from cleanrl_utils.errors import BadInput, missing_package, require, unsaid
 
 # pygame's SDL would catch SIGTERM for itself: `kill` and `timeout` could not end a run
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
@@ -27,15 +28,11 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
             os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
     try:
         env = gym.make(env_id, **kwargs)
-    except (
-        gym.error.UnregisteredEnv,
-        gym.error.RegistrationError,
-        gym.error.DeprecatedEnv,
-    ) as error:
-        raise BadInput(f"--env-id {env_id}: {explain(env_id, error)}") from None
-    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        return env if video_folder is None else record_video(env, Path(video_folder))
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise explain_missing(env_id, error) from None
-    return env if video_folder is None else record_video(env, Path(video_folder))
+    except gym.error.Error as error:
+        raise BadInput(f"--env-id {env_id}: {explain(env_id, error)}") from None
 
 
 def make_pool(task: str, **settings: Any) -> Any:
@@ -51,6 +48,8 @@ def make_pool(task: str, **settings: Any) -> Any:
         raise BadInput(f"--env-id: EnvPool has no {task}{hint}")
     try:
         return envpool.make(task, env_type="gymnasium", **settings)
+    except TypeError:  # of a setting that only other environments have
+        raise BadInput(f"--env-id {task}: not one of the games that this script plays") from None
     except ImportError as error:  # of a game that needs more than EnvPool itself
         if "Qt" not in str(error):
             raise
@@ -119,8 +118,10 @@ def register_family(env_id: str) -> None:
     if is_atari(env_id):
         try:
             import ale_py
-        except ImportError:
-            raise missing_package("ale-py", "atari") from None
+            import cv2  # noqa: F401
+        except ImportError as error:
+            names = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
+            raise missing_package(names.get(error.name or "", "ale-py"), "atari") from None
         gym.register_envs(ale_py)
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     elif env_id.startswith("dm_control/"):
@@ -179,7 +180,7 @@ def register_memory_gym() -> None:
 
 
 def explain(env_id: str, error: Exception) -> str:
-    with contextlib.suppress(BadInput):
+    with contextlib.suppress(BadInput), unsaid():
         register_family("ALE/")  # their names are near to what people type
     near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
     if near and env_id not in near:
@@ -189,6 +190,11 @@ def explain(env_id: str, error: Exception) -> str:
 
 def explain_missing(env_id: str, error: Exception) -> BadInput:
     text = str(error)
+    if re.search(r"-v[234]$", env_id):  # versions that today's mujoco or Gymnasium has no more
+        name, newest = env_id.rsplit("-v", 1)[0], "-v5"
+        if f"{name}{newest}" in gym.registry:
+            older = f"{name}-v4 or " if not env_id.endswith("-v4") and name != "Pusher" else ""
+            return BadInput(f"--env-id {env_id} is no more: use {older}{name}{newest}")
     for word, extra in (("mujoco", "mujoco"), ("ale", "atari"), ("dm_control", "dm_control")):
         if word in text.lower():
             return missing_package(word, extra)

@@ -26,6 +26,8 @@ from cleanrl_utils.settings import FREE_TO_CHANGE
 
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observations, first) -> actions
 
+LONGEST = 30_000  # steps of an episode: more than the longest time limit, 27,000 of Atari's
+
 
 def save_model(path: Path, agent: Any, args: Any, script: str) -> None:
     """The model file: weights and normaliser statistics, with the settings in its metadata."""
@@ -146,7 +148,7 @@ def play(
     space.seed(seed)
     returns, counts = np.full((2, episodes), np.nan)
     first, ended = np.ones(episodes, bool), np.zeros(episodes, bool)
-    while np.isnan(returns).any():
+    for _ in range(LONGEST):
         actions = policy(obs, first)
         if epsilon:
             actions = np.array(actions)  # a copy: what JAX returns cannot be written to
@@ -159,6 +161,13 @@ def play(
             new = infos["_episode"] & np.isnan(returns)
             returns[new] = infos["episode"]["r"][new]
             counts[new] = infos["episode"]["l"][new]
+        if not (endless := np.isnan(returns)).any():
+            break
+    else:
+        returns[endless] = np.ravel(envs.get_attr("episode_returns"))[endless]
+        counts[endless] = LONGEST
+        number = f"{endless.sum()} of {episodes} episodes did not end"
+        print(f"evaluation: {number} in {LONGEST:,} steps; they count so far", file=sys.stderr)
     envs.close()
     if lengths is not None:
         lengths += counts.tolist()

@@ -53,16 +53,10 @@ def push_run(folder: str | Path, hf_entity: str = "") -> str:
     require(model.exists(), f"{folder}: has no model to share; train with --save-model")
     run = results.RunFolder(folder, record)
     name = repository_name(record["args"], hf_entity)
+    require_login()
     with plain_errors(f"--upload-model: {name} cannot be uploaded"):
-        from huggingface_hub import CommitOperationAdd, HfApi, get_token
+        from huggingface_hub import CommitOperationAdd, HfApi
 
-        later = f"python -m cleanrl_utils.huggingface {shlex.quote(str(folder))}"
-        later += f" --hf-entity {hf_entity}" if hf_entity else ""
-        require(
-            get_token() is not None,
-            f"--upload-model: not logged in to the hub, so {model} stays here; set HF_TOKEN or run"
-            f" `hf auth login`, then: {later}",
-        )
         api = HfApi()
         with tempfile.TemporaryDirectory() as temporary:
             curve = results.plot(run, Path(temporary) / "curve.png")
@@ -76,6 +70,21 @@ def push_run(folder: str | Path, hf_entity: str = "") -> str:
             url = api.create_commit(repository, operations, commit_message=message).commit_url
     print(f"model shared: {url or repository}", file=sys.stderr)
     return repository
+
+
+def require_login() -> None:
+    """Before training rather than after it."""
+    with plain_errors("--upload-model"):
+        from huggingface_hub import get_token
+
+        hint = "set HF_TOKEN or run `hf auth login`"
+        require(get_token() is not None, f"--upload-model: not logged in to the hub: {hint}")
+
+
+def upload_later(folder: Path, hf_entity: str) -> str:
+    """The command for it."""
+    entity = f" --hf-entity {hf_entity}" if hf_entity else ""
+    return f"python -m cleanrl_utils.huggingface {shlex.quote(str(folder))}{entity}"
 
 
 def download_model(repository: str, exp_name: str) -> Path:

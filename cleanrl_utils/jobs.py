@@ -124,7 +124,12 @@ class Job:
             words += ["--env-id", self.env_id]
         words += ["--seed", str(self.seed)]
         folder = self.folder
-        return words if folder is None else [*words, "--resume", str(folder)]
+        if (
+            folder is None
+            or json.loads((folder / "run.json").read_text())["args"]["checkpoints"] == 0
+        ):
+            return words
+        return [*words, "--resume", str(folder)]
 
     def note(self, key: str, default: Any = None) -> Any:
         try:

@@ -63,6 +63,7 @@ class TensorBoardWriter:
 
         self.Event, self.Summary = event_pb2.Event, summary_pb2.Summary
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        name += f".{len(list(folder.glob('events.out.tfevents.*')))}"  # of a run, one per start
         self.file = open(folder / name, "ab")  # noqa: SIM115
         self.records, self.flushed = RecordWriter(self.file), time.monotonic()
         self.add(file_version="brain.Event:2")
@@ -114,10 +115,11 @@ class WandbWriter:
                 dir=str(folder),
                 save_code=True,
             )
-        except wandb.errors.UsageError as error:  # nobody is logged in, most often
-            reason = str(error).splitlines()[0].rstrip(".")
-            hint = "log in with `wandb login`, or set WANDB_MODE=offline"
-            raise BadInput(f"--track: {reason}: {hint}") from None
+        except (wandb.errors.Error, ValueError) as error:  # nobody is logged in, most often
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            login = any(word in reason.lower() for word in ("key", "login", "log in"))
+            hint = ": log in with `wandb login`, or set WANDB_MODE=offline" if login else ""
+            raise BadInput(f"--track: {reason}{hint}") from None
         self.run.define_metric("global_step")
         self.run.define_metric("*", step_metric="global_step")
 

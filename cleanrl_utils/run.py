@@ -20,6 +20,7 @@ import importlib.metadata
 import json
 import math
 import os
+import shutil
 import platform
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from cleanrl_utils import checkpoint, evaluate, rng
-from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.errors import BadInput, require, unsaid
 from cleanrl_utils.metrics import CsvWriter, Means, Progress, WandbWriter, clock, open_writers
 from cleanrl_utils.settings import PixelArgs, RunArgs, TorchArgs, parse_args
 
@@ -87,6 +88,8 @@ class Run:
         self._next = 0  # the boundary ahead
         self._last_eval = 0
         self._writers: list[Any] = []
+        if writes and not quiet:
+            self._check_the_end()
 
     # -- the life of a run ------------------------------------------------------------------
 
@@ -105,6 +108,10 @@ class Run:
             )
             if (path := self.folder / CHECKPOINT).exists():
                 start, before = self._load(path)
+            else:  # it is to have some, but was killed before the first
+                again = "start it anew, without --resume"
+                never = f"--resume {self.folder}: it has no checkpoints (--checkpoints 0): {again}"
+                require(self.args.checkpoints != 0, never)
         size, unset = checkpoint.nbytes(state), self.args.checkpoints is None
         if unset:  # a resumed run has the answer in its settings
             self.args.checkpoints = DEFAULT_CHECKPOINTS if size <= LARGEST_BY_DEFAULT else 0
@@ -304,13 +311,14 @@ class Run:
         if saved.exists() and saved.stat().st_size > KEEP_FINISHED:
             saved.unlink()
         if self.args.upload_model:
-            from cleanrl_utils.huggingface import push_run
+            from cleanrl_utils.huggingface import push_run, upload_later
 
             try:
-                push_run(self.folder, self.args.hf_entity)
+                with unsaid():
+                    push_run(self.folder, self.args.hf_entity)
             except BadInput as error:
-                again = f"python -m cleanrl_utils.huggingface {self.folder}"
-                raise BadInput(f"{error}; the run is whole, share it later: {again}") from None
+                later = upload_later(self.folder, self.args.hf_entity)
+                raise BadInput(f"{error.message}; the run is whole, then: {later}") from None
         self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
 
     def say(self, text: str) -> None:
@@ -324,6 +332,17 @@ class Run:
 
     # -- how it is done ---------------------------------------------------------------------
 
+    def _check_the_end(self) -> None:
+        """Stop now for what would stop the run after its training."""
+        args = self.args
+        if args.upload_model:
+            from cleanrl_utils.huggingface import require_login
+
+            require_login()
+        if self.make_env and (args.save_model or args.capture_video or args.eval_frequency):
+            with rng.preserved():
+                self.make_env(args.env_id, args.seed, 1, False, self.name)().close()
+
     def _open(self, start: int, before: Mapping[str, Any]) -> None:
         """Open what is written to; `before` says how far a resumed run had come."""
         self._began = time.perf_counter() - before["seconds"]
@@ -336,7 +355,13 @@ class Run:
         if not self.csv_only:
             record = json.loads((self.folder / "run.json").read_text())
             step = before["step"]
-            self._writers = open_writers(self.args, self.name, self.folder, record, step)
+            try:
+                self._writers = open_writers(self.args, self.name, self.folder, record, step)
+            except BadInput:  # of --track
+                if not self.args.resume:
+                    self._csv.close()
+                    shutil.rmtree(self.folder)
+                raise
         phases = {"": getattr(self.args, "total_timesteps", self.total)}
         phases = getattr(self.args, "phases", phases)  # a script may have several
         self._progress = Progress(phases, before["step"], quiet=self.quiet)

@@ -74,11 +74,16 @@ BAD_INPUT = {
     "--runs-dir some_file": ["--runs-dir some_file"],
     "--resume nowhere": ["--resume nowhere"],
     "--env-id nowhere:Thing-v0": ["nowhere"],
+    "--env-id a/b/c-v0": ["--env-id", "Malformed"],
+    "--env-id Hopper-v2": ["use Hopper-v4 or Hopper-v5"],
+    "--env-id Pusher-v4": ["use Pusher-v5"],
+    "--upload-model --save-model": ["not logged in", "HF_TOKEN"],
 }
 
 
 @pytest.mark.parametrize("flags", BAD_INPUT)
-def test_bad_input_is_one_line_and_leaves_nothing(flags: str, train, capfd) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(flags: str, train, capfd, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     Path("some_file").write_text("")
     before = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as stop:
@@ -104,16 +109,28 @@ def test_bad_input_ends_the_process_with_2_and_leaves_no_folder(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tracking_without_a_login_is_one_line(train, monkeypatch, capfd) -> None:
+@pytest.mark.parametrize(
+    "error, text, login",
+    [
+        ("UsageError", "No API key configured. Use `wandb login` to log in.", True),
+        ("AuthenticationError", "API key must have 40+ characters,\n has 3", True),
+        ("CommError", "project name is too long", False),
+    ],
+)
+def test_tracking_that_fails_is_one_line_and_leaves_nothing(
+    error: str, text: str, login: bool, train, monkeypatch, capfd
+) -> None:
     wandb = pytest.importorskip("wandb")
 
     def init(**settings: Any) -> None:
-        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+        raise getattr(wandb.errors, error)(text)
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(SystemExit) as stop:
         train("ppo", "--track")
-    assert stop.value.code == 2 and "WANDB_MODE=offline" in capfd.readouterr().err
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and ("WANDB_MODE=offline" in line) == login
+    assert list(Path("runs").iterdir()) == []
 
 
 def test_the_demo_refuses_what_ppo_does_not_know(tmp_path: Path) -> None:
@@ -327,6 +344,29 @@ def test_tensorboard_has_what_the_csv_has(train) -> None:
         wanted = [(step, np.float32(value)) for step, t, value in done.rows() if t == tag]
         assert [(e.step, np.float32(e.value)) for e in events.Scalars(tag)] == wanted
     assert "hyperparameters/text_summary" in events.Tags()["tensors"]
+
+
+def test_what_has_no_checkpoints_is_not_resumed(train, capfd) -> None:
+    done = train("ppo", "--total-timesteps 1024 --checkpoints 0")
+    (done.folder / "finished.json").unlink()
+    before = (done.folder / "metrics.csv").read_bytes()
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", f"--resume {done.folder}")
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and "--checkpoints 0" in line
+    assert (done.folder / "metrics.csv").read_bytes() == before
+
+
+def test_an_evaluation_ends_where_an_episode_does_not(train, monkeypatch, capfd) -> None:
+    from cleanrl_utils import evaluate
+
+    monkeypatch.setattr(evaluate, "LONGEST", 50)
+    flags = "--env-id CliffWalking-v1 --total-timesteps 1024 --save-model --eval-episodes 3"
+    done = train("ppo", flags)
+    summary = json.loads((done.folder / "finished.json").read_text())
+    assert "3 of 3 episodes did not end in 50 steps" in capfd.readouterr().err
+    assert summary["eval_lengths"] == [50] * 3 and max(summary["eval_returns"]) <= -50
 
 
 def test_killed_before_its_first_checkpoint_it_has_one_curve(train, monkeypatch) -> None:
