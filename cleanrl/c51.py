@@ -29,8 +29,6 @@ class Args(TorchArgs):
     """environment steps of the whole training"""
     learning_rate: float = 2.5e-4
     """learning rate of Adam"""
-    adam_eps: float | None = None
-    """epsilon of Adam; if not given 0.01 / --batch-size, as in the paper"""
     num_envs: int = 1
     """environments stepped side by side; all else is counted in steps of single environments"""
     n_atoms: int = 101
@@ -65,7 +63,6 @@ class Args(TorchArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.adam_eps = self.adam_eps or 0.01 / self.batch_size
         self.num_turns = self.total_timesteps // self.num_envs
         require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
         require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
@@ -172,7 +169,8 @@ if __name__ == "__main__":
     q_network = QNetwork(envs, args).to(device)
     target_network = QNetwork(envs, args).to(device)
     target_network.load_state_dict(q_network.state_dict())
-    adam = dict(eps=args.adam_eps, fused=True, capturable=device.type == "cuda")
+    # eps as in the paper
+    adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     memory = make_memory(ReplayBuffer, envs, args, device)
     q_values = run.inference(q_network.q_values)

@@ -33,8 +33,6 @@ class Args(RunArgs):
     """environment steps of the whole training"""
     learning_rate: float = 2.5e-4
     """learning rate of Adam"""
-    adam_eps: float | None = None
-    """epsilon of Adam; if not given 0.01 / --batch-size, as in the paper"""
     num_envs: int = 1
     """environments stepped side by side; all else is counted in steps of single environments"""
     async_envs: bool = False
@@ -69,7 +67,6 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.adam_eps = self.adam_eps or 0.01 / self.batch_size
         self.num_turns = self.total_timesteps // self.num_envs
         require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
         require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
@@ -194,7 +191,8 @@ class Learner:
         self.args = args
         self.network: Any = make_network(envs, args)
         self.memory = FrameMemory(args.buffer_size, envs)
-        self.optimizer = optax.adam(args.learning_rate, eps=args.adam_eps)
+        eps = 0.01 / args.batch_size  # as in the paper
+        self.optimizer = optax.adam(args.learning_rate, eps=eps)
         obs = np.zeros(envs.observation_space.shape, np.uint8)
         self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
         self.packing = Packing(self.params, few=jax.default_backend() != "cpu")

@@ -32,8 +32,6 @@ class Args(RunArgs):
     """environment steps of the whole training"""
     learning_rate: float = 2.5e-4
     """learning rate of Adam"""
-    adam_eps: float | None = None
-    """epsilon of Adam; if not given 0.01 / --batch-size, as in the paper"""
     num_envs: int = 1
     """environments stepped side by side; all else is counted in steps of single environments"""
     n_atoms: int = 101
@@ -66,7 +64,6 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.adam_eps = self.adam_eps or 0.01 / self.batch_size
         self.num_turns = self.total_timesteps // self.num_envs
         require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
         require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
@@ -171,7 +168,8 @@ class Learner:
         self.args = args
         self.network: Any = make_network(envs, args)
         self.memory = ReplayMemory(args.buffer_size, envs)
-        self.optimizer = optax.adam(args.learning_rate, eps=args.adam_eps)
+        eps = 0.01 / args.batch_size  # as in the paper
+        self.optimizer = optax.adam(args.learning_rate, eps=eps)
         obs = np.zeros(envs.observation_space.shape, np.float32)
         self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
         self.packing = Packing(self.params)
