@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -174,6 +175,20 @@ def play(
     return returns.tolist()
 
 
+def load_original(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `checkpoint.load` returns, of a file that the original wrote with torch.save: weights,
+    for C51 with settings. Nothing but tensors and plain values is unpickled."""
+    import pickle
+
+    import torch
+
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError):
+        raise BadInput(f"{path}: not weights alone, so it is not loaded") from None
+    return {"args": saved.get("args", {})}, {"model": saved.get("model_weights", saved)}
+
+
 def evaluate(
     model_path: str | Path,
     make_env: Callable,
@@ -186,12 +201,20 @@ def evaluate(
     capture_video: bool = True,
     seed: int = 1,
 ) -> list[float]:
-    """Play a saved model of class `Model`; `epsilon` of the actions are random."""
-    about, state = checkpoint.load(model_path)
+    """Play a saved model of class `Model`, maybe one that the original saved with torch; `epsilon`
+    of the actions are random."""
+    original = zipfile.is_zipfile(model_path)
+    about, state = load_original(model_path) if original else checkpoint.load(model_path)
     envs = gym.vector.SyncVectorEnv([make_env(env_id, seed, 0, False, run_name)])
     model = build(Model, envs, SimpleNamespace(**about["args"]))
     model = model.to(device) if hasattr(model, "to") else model  # JAX has chosen its device
     envs.close()
+    if original:
+        ours, theirs = model.state_dict().keys(), state["model"].items()
+        if not any(name.startswith("network.") for name in ours):  # our Q-networks are sequences
+            state["model"] = {name.removeprefix("network."): x for name, x in theirs}
+        differ = sorted(state["model"].keys() ^ ours)
+        require(not differ, f"{model_path}: not the weights of {Model.__name__}: {differ[:3]}")
     model.load_state_dict(state["model"])
     policy = as_policy(model, device)
     return play(policy, make_env, env_id, eval_episodes, seed, capture_video, run_name, epsilon)

@@ -20,8 +20,8 @@ import importlib.metadata
 import json
 import math
 import os
-import shutil
 import platform
+import shutil
 import subprocess
 import sys
 import time

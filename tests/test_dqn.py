@@ -1,5 +1,6 @@
 """What only DQN and C51 have: schedules in environment steps, target updates, the projection."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -10,7 +11,7 @@ from torch import nn
 
 from cleanrl import c51, dqn
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.evaluate import build
+from cleanrl_utils.evaluate import build, save_model
 from cleanrl_utils.inference import in_numpy
 
 
@@ -156,3 +157,31 @@ def test_numpy_computes_what_torch_does() -> None:
     assert many(np.zeros((9, 4))) == "torch"
     assert in_numpy(q_network(c51).q_values, otherwise=forward) is forward
     assert in_numpy(nn.Sequential(nn.Conv2d(4, 8, 3)), otherwise=forward) is forward
+
+
+@pytest.mark.parametrize("name", ["dqn", "c51"])
+def test_weights_that_the_original_saved_are_played(name: str, tmp_path: Path) -> None:
+    """Its networks hold the same layers under the name `network`."""
+    from cleanrl_utils.evals import c51_eval, dqn_eval
+
+    module, evaluate = {"dqn": (dqn, dqn_eval), "c51": (c51, c51_eval)}[name]
+    envs = gym.vector.SyncVectorEnv([module.make_env("CartPole-v1", 1, 0, False, "")])
+    network = build(module.QNetwork, envs, module.Args())
+    ours = network.state_dict()
+    theirs = {key if key == "atoms" else f"network.{key}": x for key, x in ours.items()}
+    settings = {"n_atoms": 101, "v_min": -100, "v_max": 100}
+    saved = theirs if name == "dqn" else {"model_weights": theirs, "args": settings}
+    torch.save(saved, tmp_path / "q_network.pth")
+
+    def play(path: Path) -> list[float]:
+        return evaluate.evaluate(
+            path, module.make_env, "CartPole-v1", 3, "x", module.QNetwork, capture_video=False
+        )
+
+    save_model(tmp_path / "ours", network, module.Args(), name)
+    assert play(tmp_path / "q_network.pth") == play(tmp_path / "ours")
+    theirs.pop("network.0.bias")
+    torch.save(saved, tmp_path / "q_network.pth")
+    with pytest.raises(BadInput, match="2") as stop:
+        play(tmp_path / "q_network.pth")
+    assert "0.bias" in stop.value.message
