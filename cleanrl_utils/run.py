@@ -552,7 +552,7 @@ def captured(function: Callable, device: Any, args: Any) -> Callable:
 def describe_device(device: Any) -> str:
     if device is None:
         jax: Any = sys.modules.get("jax")
-        return str(jax.devices()[0]) if jax else "cpu"
+        return jax.devices()[0].device_kind if jax else "cpu"
     torch: Any = sys.modules["torch"]
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
