@@ -133,7 +133,7 @@ class QNetwork(nn.Module):
 
     # same as c51_jax.py
     def q_values(self, obs: Array) -> Array:
-        return nn.softmax(self(obs)) @ self.atoms  # the mean return of every action
+        return (nn.softmax(self(obs)) * self.atoms).sum(-1)  # the mean return of every action
 
     def act(self, obs: Array) -> Array:
         return self.q_values(obs).argmax(-1)  # exploration is the training loop's
@@ -214,7 +214,8 @@ class Learner:
         atoms = self.network.atoms
         target_network = self.packing.unpack(train.target_network)
         next_probs = nn.softmax(self.network.apply(target_network, batch.next_obs))
-        best = (next_probs @ atoms).argmax(1)
+        # not next_probs @ atoms: a GPU rounds the factors of matrices to ten bits
+        best = (next_probs * atoms).sum(2).argmax(1)
         next_probs = jnp.take_along_axis(next_probs, best[:, None, None], 1).squeeze(1)
         # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
         discount = self.args.gamma * (1 - batch.terminated)
