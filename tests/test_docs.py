@@ -200,6 +200,19 @@ def test_pictures_are_made_by_commands(train: Callable, tmp_path: Path) -> None:
     assert 1000 < path.stat().st_size < 500_000
 
 
+def test_films_are_of_what_the_page_says(train: Callable) -> None:
+    """get-started/experiment-tracking.md: episodes are counted anew after each checkpoint, and the
+    evaluation is filmed only where the model is saved."""
+    flags = "--total-timesteps 512 --num-steps 32 --capture-video --checkpoints 2"
+    done = train("ppo", f"{flags} --eval-episodes 1")
+    names = {path.name for path in Path("videos", done.folder.name).iterdir()}
+    assert {f"part{part}-episode-{n}.mp4" for part in (0, 1) for n in (0, 1)} <= names
+    assert {name.split("-episode-")[0] for name in names} == {"part0", "part1"}
+    assert not Path("videos", f"{done.folder.name}-eval").exists()
+    done = train("ppo", f"{flags} --eval-episodes 1 --save-model --seed 2")
+    assert Path("videos", f"{done.folder.name}-eval", "part0-episode-0.mp4").exists()
+
+
 def test_files_for_github_are_readable_and_name_what_there_is() -> None:
     yaml = pytest.importorskip("yaml")
     paths = [*(ROOT / ".github").rglob("*.y*ml"), ROOT / "CITATION.cff"]
