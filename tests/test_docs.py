@@ -289,6 +289,37 @@ def test_every_command_of_a_script_has_flags_that_exist() -> None:
     assert checked > 50
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs sh")
+def test_every_script_has_a_command_among_the_benchmarks(tmp_path: Path) -> None:
+    """benchmark/*.sh run with a stand-in for Python, which writes down what it is asked to do."""
+    from cleanrl_utils.benchmark import BenchmarkArgs  # not at the top: pages run it as a command
+
+    python, said = tmp_path / "bin" / "python", tmp_path / "said"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done >> {said}\n')
+    python.chmod(0o755)
+    env = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    for path in sorted((ROOT / "benchmark").glob("*.sh")):
+        subprocess.run(["sh", str(path)], cwd=tmp_path, env=env, check=True, capture_output=True)
+    every, started = scripts.read_scripts(), set()
+    shared = {x.field for flags in scripts.shared_flags().values() for x in flags}
+    known = {field.name for field in dataclasses.fields(BenchmarkArgs)}
+    for call in said.read_text().split("-m\0cleanrl_utils.")[1:]:
+        tool, *words = call.split("\0")
+        if tool != "benchmark":
+            continue
+        flags = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
+        assert set(flags) <= known, words
+        command = words[words.index("--command") + 1]
+        ((name, rest),) = re.findall(r"(?:python|torchrun .*) cleanrl/(\w+)\.py(.*)", command)
+        for flag in re.findall(r"--([\w-]+)", rest):
+            field = flag.replace("-", "_")
+            fields = {x.field for x in every[name].flags} | shared
+            assert {field, field.removeprefix("no_")} & fields, (name, flag)
+        started.add(name)
+    assert started == set(every)
+
+
 # -- the worked example ------------------------------------------------------------------------
 
 
