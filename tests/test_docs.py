@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import html
+import json
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from cleanrl_utils import docs, scripts
 from cleanrl_utils.evaluate import import_script
 
 CHROMIUM = Path("/usr/bin/chromium")
+README = ROOT / "README.md"
 EXAMPLE = ROOT / "docs" / "examples" / "ppo_masked.py"
 TABLE = {script.name: script for script in SCRIPTS}
 one_build = pytest.mark.xdist_group("docs")  # for all tests of the site
@@ -181,7 +184,7 @@ def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
 
 
 def test_readme_has_the_table_and_the_pictures() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = README.read_text()
     assert docs.fill_readme(readme) == readme, "run python -m cleanrl_utils.docs"
     for name in scripts.read_scripts():
         assert f"cleanrl/{name}.py" in readme
@@ -226,10 +229,37 @@ def test_files_for_github_are_readable_and_name_what_there_is() -> None:
         assert f"\n{target}:" in (ROOT / "Makefile").read_text()
 
 
+def test_badges_say_what_is_so() -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    badges = re.findall(r"!\[(.+?)\]\(https://img\.shields\.io/badge/(\S+?)\)", README.read_text())
+    facts = {
+        "licence": about["project"]["license"],
+        "Python": "≥ " + about["project"]["requires-python"].removeprefix(">="),
+        "code style": "ruff" if "ruff" in about["tool"] else "",
+        "tests": "make test",
+        "docs": "make docs",
+    }
+    shown = [unquote(badge).rpartition("-")[0].partition("-") for _, badge in badges]
+    assert {what: value for what, _, value in shown} == facts
+
+
+def test_the_dev_container_names_what_there_is() -> None:
+    about = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    base = re.search(r"^FROM python:([\d.]+)-slim-(\w+)", (ROOT / "Dockerfile").read_text(), re.M)
+    assert base and about["image"] == f"python:{base[1]}-{base[2]}"
+    makefile = (ROOT / "Makefile").read_text()
+    (target,) = re.findall(r"^make (\w+)$", about["postCreateCommand"])
+    assert f"\n{target}:" in makefile and "\nVENV ?=" in makefile
+    venv = about["containerEnv"]["VENV"]
+    assert about["remoteEnv"]["PATH"].startswith(f"{venv}/bin:")
+    settings = about["customizations"]["vscode"]["settings"]
+    assert settings["python.defaultInterpreterPath"] == f"{venv}/bin/python"
+
+
 # -- commands ----------------------------------------------------------------------------------
 
 RUNNABLE = re.compile(r"^<!-- runnable -->\n+```bash\n(.*?)\n```", re.S | re.M)
-WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_COMMANDS = [path for path in WRITTEN if RUNNABLE.search(path.read_text())]
 SMALL = "--total-timesteps 512 --num-envs 2 --num-steps 32"
 
