@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
-# Runs any script, on CPU or GPU:
+# Runs any script, on CPU or GPU (JAX: on the CPU, see docs/get-started/installation.md):
 #   docker build --build-arg COMMIT=$(git rev-parse HEAD) --tag cleanrl .
 #   docker run --rm --gpus all --volume "$PWD/runs:/cleanrl/runs" cleanrl python cleanrl/ppo.py --seed 2
-# A smaller image without GPU support, or with other environments:
+# EXTRAS names what is in it: any of requirements/requirements-NAME.txt. A smaller one, without GPU:
 #   docker build --build-arg EXTRAS="atari" --build-arg TORCH_INDEX=<index of torch's CPU builds> .
 FROM python:3.11-slim-bookworm
 
@@ -25,7 +25,7 @@ RUN python -m venv "$VIRTUAL_ENV"
 # Dependencies before the code: a change of the code does not install them again. The package itself
 # is installed as a folder (-e .), so its metadata and an empty shell of it must be there.
 WORKDIR /cleanrl
-ARG EXTRAS="atari envpool mujoco jax optuna"
+ARG EXTRAS="atari envpool procgen mujoco dm_control pettingzoo memory_gym jax optuna"
 ARG TORCH_INDEX=""
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements ./requirements
@@ -33,8 +33,12 @@ RUN mkdir cleanrl cleanrl_utils \
     && touch cleanrl/__init__.py cleanrl_utils/__init__.py \
     && echo "-r requirements.txt" > requirements/image.txt \
     && for extra in $EXTRAS; do \
+        if [ "$extra $(uname -m)" = "pettingzoo aarch64" ]; then \
+            echo "pettingzoo is left out: no package of its games for ARM"; continue; fi; \
         echo "-r requirements-$extra.txt" >> requirements/image.txt; done \
-    && PIP_EXTRA_INDEX_URL="$TORCH_INDEX" python -m pip install --requirement requirements/image.txt
+    && PIP_EXTRA_INDEX_URL="$TORCH_INDEX" python -m pip install --requirement requirements/image.txt \
+    && case " $EXTRAS " in *" memory_gym "*) \
+        python -m pip install --no-deps --requirement requirements/no-deps.txt ;; esac
 
 COPY cleanrl ./cleanrl
 COPY cleanrl_utils ./cleanrl_utils

@@ -42,6 +42,14 @@ for script in ppo_atari ppo_atari_lstm; do
         --workers "${GPU_WORKERS:-1}"
 done
 
+# the same by two processes; where there are several GPUs, a run gets two of them
+python -m cleanrl_utils.benchmark \
+    --env-ids PongNoFrameskip-v4 BeamRiderNoFrameskip-v4 BreakoutNoFrameskip-v4 \
+    --command "torchrun --standalone --nnodes=1 --nproc_per_node=2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --async-envs" \
+    --num-seeds 3 \
+    --gpus-per-run 2 \
+    --workers "${GPU_WORKERS:-1}"
+
 # Procgen on one GPU, 25 million steps
 python -m cleanrl_utils.benchmark \
     --env-ids starpilot bossfight bigfish \

@@ -191,6 +191,39 @@ def test_dockerfile_copies_what_there_is_and_holds_no_secret() -> None:
         assert done.returncode == 0, done.stdout
 
 
+def test_every_extra_can_be_in_the_image(tmp_path: Path) -> None:
+    """The step that installs is run with a stand-in for Python, which writes down its commands."""
+    text = (ROOT / "Dockerfile").read_text()
+    (step,) = re.findall(r"^RUN (mkdir cleanrl (?:.*\\\n)*.*)", text, re.M)
+    (default,) = re.findall(r'^ARG EXTRAS="(.*)"', text, re.M)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$@" >> calls\n')
+    python.chmod(0o755)
+    paths = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    every = [path.stem.partition("-")[2] for path in ROOT.glob("requirements/requirements-*.txt")]
+    for number, extras in enumerate([default, "atari", " ".join(every), default]):
+        uname = python.with_name("uname")
+        uname.write_text(f"#!/bin/sh\necho {'aarch64' if number == 3 else 'x86_64'}\n")
+        uname.chmod(0o755)
+        folder = tmp_path / str(number)
+        shutil.copytree(ROOT / "requirements", folder / "requirements")
+        env = {"PATH": paths, "EXTRAS": extras, "TORCH_INDEX": ""}
+        subprocess.run(["sh", "-c", step], cwd=folder, env=env, check=True)
+        asked = (folder / "requirements/image.txt").read_text().split()[1::2]
+        wanted = ["requirements.txt", *(f"requirements-{x}.txt" for x in extras.split())]
+        if number == 3:  # ARM
+            wanted.remove("requirements-pettingzoo.txt")
+        assert asked == wanted
+        first, *second = (folder / "calls").read_text().splitlines()
+        assert first == "-m pip install --requirement requirements/image.txt"
+        wanted = ["-m pip install --no-deps --requirement requirements/no-deps.txt"]
+        assert second == (wanted if "memory_gym" in extras.split() else [])
+    tools = {"cloud", "dev", "docs", "peers", "plot", "mujoco_py"}  # the last is mujoco
+    assert set(default.split()) == set(every) - tools, "it runs any script"
+    assert default in (ROOT / "docs/get-started/installation.md").read_text()
+
+
 def test_terraform_files() -> None:
     """Formatted, and the flags they print are flags of the tools."""
     text = (ROOT / "cloud/outputs.tf").read_text()

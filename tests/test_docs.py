@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import html
+import json
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from cleanrl_utils import docs, scripts
 from cleanrl_utils.evaluate import import_script
 
 CHROMIUM = Path("/usr/bin/chromium")
+README = ROOT / "README.md"
 EXAMPLE = ROOT / "docs" / "examples" / "ppo_masked.py"
 TABLE = {script.name: script for script in SCRIPTS}
 one_build = pytest.mark.xdist_group("docs")  # for all tests of the site
@@ -181,7 +184,7 @@ def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
 
 
 def test_readme_has_the_table_and_the_pictures() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = README.read_text()
     assert docs.fill_readme(readme) == readme, "run python -m cleanrl_utils.docs"
     for name in scripts.read_scripts():
         assert f"cleanrl/{name}.py" in readme
@@ -200,6 +203,19 @@ def test_pictures_are_made_by_commands(train: Callable, tmp_path: Path) -> None:
     assert 1000 < path.stat().st_size < 500_000
 
 
+def test_films_are_of_what_the_page_says(train: Callable) -> None:
+    """get-started/experiment-tracking.md: episodes are counted anew after each checkpoint, and the
+    evaluation is filmed only where the model is saved."""
+    flags = "--total-timesteps 512 --num-steps 32 --capture-video --checkpoints 2"
+    done = train("ppo", f"{flags} --eval-episodes 1")
+    names = {path.name for path in Path("videos", done.folder.name).iterdir()}
+    assert {f"part{part}-episode-{n}.mp4" for part in (0, 1) for n in (0, 1)} <= names
+    assert {name.split("-episode-")[0] for name in names} == {"part0", "part1"}
+    assert not Path("videos", f"{done.folder.name}-eval").exists()
+    done = train("ppo", f"{flags} --eval-episodes 1 --save-model --seed 2")
+    assert Path("videos", f"{done.folder.name}-eval", "part0-episode-0.mp4").exists()
+
+
 def test_files_for_github_are_readable_and_name_what_there_is() -> None:
     yaml = pytest.importorskip("yaml")
     paths = [*(ROOT / ".github").rglob("*.y*ml"), ROOT / "CITATION.cff"]
@@ -213,10 +229,37 @@ def test_files_for_github_are_readable_and_name_what_there_is() -> None:
         assert f"\n{target}:" in (ROOT / "Makefile").read_text()
 
 
+def test_badges_say_what_is_so() -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    badges = re.findall(r"!\[(.+?)\]\(https://img\.shields\.io/badge/(\S+?)\)", README.read_text())
+    facts = {
+        "licence": about["project"]["license"],
+        "Python": "≥ " + about["project"]["requires-python"].removeprefix(">="),
+        "code style": "ruff" if "ruff" in about["tool"] else "",
+        "tests": "make test",
+        "docs": "make docs",
+    }
+    shown = [unquote(badge).rpartition("-")[0].partition("-") for _, badge in badges]
+    assert {what: value for what, _, value in shown} == facts
+
+
+def test_the_dev_container_names_what_there_is() -> None:
+    about = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    base = re.search(r"^FROM python:([\d.]+)-slim-(\w+)", (ROOT / "Dockerfile").read_text(), re.M)
+    assert base and about["image"] == f"python:{base[1]}-{base[2]}"
+    makefile = (ROOT / "Makefile").read_text()
+    (target,) = re.findall(r"^make (\w+)$", about["postCreateCommand"])
+    assert f"\n{target}:" in makefile and "\nVENV ?=" in makefile
+    venv = about["containerEnv"]["VENV"]
+    assert about["remoteEnv"]["PATH"].startswith(f"{venv}/bin:")
+    settings = about["customizations"]["vscode"]["settings"]
+    assert settings["python.defaultInterpreterPath"] == f"{venv}/bin/python"
+
+
 # -- commands ----------------------------------------------------------------------------------
 
 RUNNABLE = re.compile(r"^<!-- runnable -->\n+```bash\n(.*?)\n```", re.S | re.M)
-WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_COMMANDS = [path for path in WRITTEN if RUNNABLE.search(path.read_text())]
 SMALL = "--total-timesteps 512 --num-envs 2 --num-steps 32"
 
@@ -274,6 +317,37 @@ def test_every_command_of_a_script_has_flags_that_exist() -> None:
                     assert {field, field.removeprefix("no_")} & known, (path.name, name, flag)
                     checked += 1
     assert checked > 50
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs sh")
+def test_every_script_has_a_command_among_the_benchmarks(tmp_path: Path) -> None:
+    """benchmark/*.sh run with a stand-in for Python, which writes down what it is asked to do."""
+    from cleanrl_utils.benchmark import BenchmarkArgs  # not at the top: pages run it as a command
+
+    python, said = tmp_path / "bin" / "python", tmp_path / "said"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done >> {said}\n')
+    python.chmod(0o755)
+    env = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    for path in sorted((ROOT / "benchmark").glob("*.sh")):
+        subprocess.run(["sh", str(path)], cwd=tmp_path, env=env, check=True, capture_output=True)
+    every, started = scripts.read_scripts(), set()
+    shared = {x.field for flags in scripts.shared_flags().values() for x in flags}
+    known = {field.name for field in dataclasses.fields(BenchmarkArgs)}
+    for call in said.read_text().split("-m\0cleanrl_utils.")[1:]:
+        tool, *words = call.split("\0")
+        if tool != "benchmark":
+            continue
+        flags = [word[2:].replace("-", "_") for word in words if word.startswith("--")]
+        assert set(flags) <= known, words
+        command = words[words.index("--command") + 1]
+        ((name, rest),) = re.findall(r"(?:python|torchrun .*) cleanrl/(\w+)\.py(.*)", command)
+        for flag in re.findall(r"--([\w-]+)", rest):
+            field = flag.replace("-", "_")
+            fields = {x.field for x in every[name].flags} | shared
+            assert {field, field.removeprefix("no_")} & fields, (name, flag)
+        started.add(name)
+    assert started == set(every)
 
 
 # -- the worked example ------------------------------------------------------------------------
