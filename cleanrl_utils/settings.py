@@ -33,7 +33,8 @@ class RunArgs:
     wandb_entity: str | None = None
     """team or user of that project; unset: your own"""
     capture_video: bool = False
-    """film the first training environment now and then, and the final evaluation, into videos/"""
+    """film the first training environment now and then, and the evaluation of --save-model, into
+    videos/"""
     save_model: bool = False
     """at the end, write the model into the run's folder and evaluate it"""
     upload_model: bool = False
