@@ -43,6 +43,7 @@ def run_ppo(*flags: str, cwd: Path) -> subprocess.CompletedProcess:
         (["--capture_video"], "capture_video", True),
         (["--capture-video", "True"], "capture_video", True),
         (["--seed", "1e3"], "seed", 1000),
+        (["--seed", "4294967295"], "seed", 2**32 - 1),
         (["--wandb_project_name=x"], "wandb_project_name", "x"),
     ],
 )
@@ -62,6 +63,9 @@ BAD_INPUT = {
     "--env-id probes:ProbeOddMultiDiscrete-v0": ["MultiDiscrete", "needs Discrete"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
     "--seed one": ["--seed", "one"],
+    "--seed -1": ["--seed", "negative"],
+    "--seed 4294967296": ["--seed", "below 4294967296"],
+    "--seed 99999999999999999999": ["--seed", "below 4294967296", "99999999999999999999"],
     "--cuda perhaps": ["--cuda", "perhaps"],
     "--num-envs foo": ["--num-envs", "foo", "whole number"],
     "--num-envs 1.5": ["--num-envs", "1.5", "whole number"],
