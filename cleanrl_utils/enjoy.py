@@ -14,7 +14,7 @@ import numpy as np
 
 from cleanrl_utils import evaluate, results
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.settings import parse_command
+from cleanrl_utils.settings import check_seed, parse_command
 
 
 @dataclass
@@ -41,6 +41,11 @@ class EnjoyArgs:
     """take the best action; --no-greedy samples, or explores, as at the end of training"""
     script: str | None = None
     """path of the script that made the model, if it is not one of cleanrl/"""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        episodes = self.eval_episodes
+        require(episodes >= 1, f"--eval-episodes must be at least 1, got {episodes}")
 
 
 def find_model(args: EnjoyArgs) -> Path:
