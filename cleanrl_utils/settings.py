@@ -158,7 +158,11 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
             more = [value] if "=" in word else []
         if kind in (int, float):
             more = [as_number(name, kind, text) for text in more]
-        out += [name, *more]
+        looks_like_flags = len(more) == 1 and more[0].startswith("-")  # --slurm-options "--time=1"
+        if looks_like_flags and ("=" in word or " " in more[0]) and not issubclass(cls, RunArgs):
+            out.append(f"{name}={more[0]}")
+        else:
+            out += [name, *more]
     return out
 
 

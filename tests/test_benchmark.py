@@ -17,6 +17,7 @@ import pytest
 
 from cleanrl_utils import benchmark, clusters, jobs
 from cleanrl_utils.jobs import Command, Job
+from cleanrl_utils.settings import parse_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PPO = f"python {ROOT}/cleanrl/ppo.py --cuda False --total-timesteps 2048"
@@ -113,11 +114,29 @@ def test_a_job_is_its_command_environment_and_seed(tmp_path: Path) -> None:
 
 
 def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
-    for flags in (["--wokers", "2"], ["--command", "python 'x"], ["--command", "no-such-program"]):
+    for flags in (
+        ["--wokers", "2"],
+        ["--command", "python 'x"],
+        ["--command", "no-such-program"],
+        ["--slurm-options", "--wait"],
+    ):
         with pytest.raises(SystemExit) as stop:
             benchmark.main(flags)
         assert stop.value.code == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--slurm-options", "--partition=gpu --time=24:00:00"],
+        ["--slurm-options=--partition=gpu"],
+        ["--slurm-options", "-p gpu", "--workers", "2"],
+    ],
+)
+def test_options_of_slurm_are_taken_as_they_are(words: list[str]) -> None:
+    args = parse_command(benchmark.BenchmarkArgs, words)
+    assert args.slurm_options == (words[0].partition("=")[2] or words[1])
 
 
 def test_one_threads_each_and_gpus_are_spread() -> None:
