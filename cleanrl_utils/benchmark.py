@@ -96,6 +96,7 @@ class BenchmarkArgs(BatchArgs, CoreArgs):
             flag = "--" + name.replace("_", "-")
             require(getattr(self, name) >= 0, f"{flag} must not be negative")
         require(self.gpus_per_run is None or self.gpus_per_run >= 0, "--gpus-per-run is negative")
+        jobs.split("--slurm-options", self.slurm_options)  # the last thing to be read
 
 
 def plan(args: BenchmarkArgs, command: Command) -> list[Job]:

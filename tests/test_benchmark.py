@@ -119,11 +119,13 @@ def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
         ["--command", "python 'x"],
         ["--command", "no-such-program"],
         ["--slurm-options", "--wait"],
+        ["--slurm-options", "-p gpu --comment='x"],
     ):
         with pytest.raises(SystemExit) as stop:
             benchmark.main(flags)
         assert stop.value.code == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and flags[0] in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
