@@ -218,8 +218,11 @@ def export(path: Path, where: Sequence[str] = (), folder: Path = COMMITTED) -> p
     else:
         data = load(folder=folder)
         data["versions"] = data.versions.map(json.dumps)  # runs have different packages
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data.to_parquet(path, index=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data.to_parquet(path, index=False)
+    except OSError as error:
+        raise BadInput(f"--output {path}: cannot be written ({error})") from None
     return data
 
 
