@@ -118,6 +118,9 @@ def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
         ["--wokers", "2"],
         ["--command", "python 'x"],
         ["--command", "no-such-program"],
+        ["--index", "99"],
+        ["--index", "-1"],
+        ["--index", "²"],
         ["--slurm-options", "--wait"],
         ["--slurm-options", "-p gpu --comment='x"],
     ):
@@ -139,6 +142,22 @@ def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
 def test_options_of_slurm_are_taken_as_they_are(words: list[str]) -> None:
     args = parse_command(benchmark.BenchmarkArgs, words)
     assert args.slurm_options == (words[0].partition("=")[2] or words[1])
+
+
+def test_a_number_too_many_is_right_for_slurm_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Of three runs, two by two, the last array element has one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("AWS_BATCH_JOB_ARRAY_INDEX", "3")
+    assert benchmark.main(["--index", "slurm", "--slurm-ntasks", "2"]) == 0
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(["--index", "aws-batch"])
+    assert stop.value.code == 2
+    assert "--index 3: must be below 3" in capsys.readouterr().err
 
 
 def test_one_threads_each_and_gpus_are_spread() -> None:
