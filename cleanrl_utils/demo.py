@@ -12,6 +12,9 @@ SCRIPT = Path(__file__).resolve().parent.parent / "cleanrl" / "ppo.py"
 
 def main() -> None:
     more = sys.argv[1:]  # flags of ppo.py, which refuses what it does not know
+    if "--help" in more or "-h" in more:
+        print(f"{__doc__}\nFurther flags go to cleanrl/ppo.py. These are:\n", flush=True)
+        sys.exit(subprocess.run([sys.executable, str(SCRIPT), "--help"]).returncode)
     command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model", *more]
     print("training: python cleanrl/ppo.py", *command[2:], flush=True)
     if status := subprocess.run(command).returncode:

@@ -126,6 +126,15 @@ def test_the_demo_refuses_what_ppo_does_not_know(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--nope" in done.stderr and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_demo_explains_itself_and_plays_nothing(tmp_path: Path, flag: str) -> None:
+    command = [sys.executable, "-m", "cleanrl_utils.demo", flag]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("Train PPO on CartPole, play")
+    assert "--learning-rate" in done.stdout and "training:" not in done.stdout
+    assert done.stderr == "" and list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_package_names_its_extra(train, monkeypatch, capfd) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(SystemExit) as stop:
