@@ -135,6 +135,15 @@ def test_the_demo_explains_itself_and_plays_nothing(tmp_path: Path, flag: str) -
     assert done.stderr == "" and list(tmp_path.iterdir()) == []
 
 
+def test_the_demo_plays_the_run_it_has_trained(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cleanrl_utils.demo", "--runs-dir", "elsewhere"]
+    command += ["--total-timesteps", "512", "--eval-episodes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "elsewhere").iterdir()
+    assert (run / "curve.png").exists() and list(tmp_path.glob(f"videos/{run.name}-enjoy/*.mp4"))
+
+
 def test_a_missing_package_names_its_extra(train, monkeypatch, capfd) -> None:
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(SystemExit) as stop:
