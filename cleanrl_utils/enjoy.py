@@ -60,7 +60,7 @@ def find_model(args: EnjoyArgs) -> Path:
         return download_model(repository, args.exp_name)
     for run in reversed(results.find_runs(args.runs_dir)):
         settings = run.record["args"]
-        same = (settings["exp_name"], settings["env_id"], settings["seed"])
+        same = (settings["exp_name"], settings.get("env_id"), settings["seed"])
         if same == (args.exp_name, args.env_id, args.seed) and list(
             run.folder.glob("*.cleanrl_model")
         ):

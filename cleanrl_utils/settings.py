@@ -236,12 +236,10 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     folder = Path(argv[at])
     try:
         record = json.loads((folder / "run.json").read_text())
-        names = {field.name for field in dataclasses.fields(cls)}
-        stored = record["args"]
-    except (OSError, ValueError, KeyError):
-        raise BadInput(
-            f"--resume {folder}: not the folder of a run (no readable run.json)"
-        ) from None
+    except (OSError, ValueError):
+        record = None
+    require(is_record(record), f"--resume {folder}: not the folder of a run (no readable run.json)")
+    names, stored = {field.name for field in dataclasses.fields(cls)}, record["args"]
     script = Path(inspect.getfile(cls)).stem
     require(
         record["script"] == script,
@@ -249,6 +247,14 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     )
     require(set(stored) == names, f"--resume {folder}: {script}.py has other settings by now")
     return cls(**stored)
+
+
+def is_record(record: Any) -> bool:
+    """Whether this is what a run writes into its run.json."""
+    if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
+        return False
+    says_how = isinstance(record.get("script"), str) and isinstance(record.get("command"), list)
+    return says_how and {"exp_name", "seed"} <= set(record["args"])
 
 
 def check_unchanged(args: RunArgs, stored: RunArgs) -> None:

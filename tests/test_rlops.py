@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 from conftest import Finished
 
-from cleanrl_utils import results, rlops, stats
+from cleanrl_utils import reproduce, results, rlops, stats
+from cleanrl_utils.enjoy import EnjoyArgs, find_model
 
 CHROMIUM = Path("/usr/bin/chromium")
 RETURN = results.RETURN
@@ -203,6 +204,31 @@ def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureF
         with pytest.raises(SystemExit) as stop:
             rlops.main(flags.split())
         assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "record", ["[]", '{"args": {}}', '{"args": [], "script": "ppo", "command": []}']
+)
+def test_folders_that_are_no_runs_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, record: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = tmp_path / "runs/odd"
+    odd.mkdir(parents=True)
+    (odd / "run.json").write_text(record)
+    commands: dict[str, Callable] = {
+        "rlops": lambda: rlops.main(["--runs-dir", str(odd)]),
+        "enjoy": lambda: find_model(EnjoyArgs(runs_dir=str(odd))),
+        "results": lambda: results.add([str(odd)], tmp_path / "committed"),
+        "reproduce": lambda: reproduce.main([str(odd), "--all-flags"]),
+    }
+    for name, command in commands.items():
+        with pytest.raises(SystemExit) as stop:
+            command()
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and said.count("\n") == 1 and str(odd) in said, name
+    run = make_run(tmp_path / "runs", 1, 100.0)
+    assert [found.folder for found in results.find_runs("runs")] == [Path("runs", run.name)]
 
 
 def test_one_broken_task_among_many_is_found(

@@ -51,6 +51,13 @@ def test_ways_to_write_a_flag(words: list[str], field: str, value: object) -> No
     assert getattr(parse_args(TorchArgs, words), field) == value
 
 
+NO_RECORDS = {
+    "odd_list": "[]",
+    "odd_text": "{",
+    "odd_empty": '{"args": {}}',
+    "odd_args": '{"args": [], "script": "ppo", "command": []}',
+    "odd_script": '{"args": {"exp_name": "ppo", "seed": 1}, "command": []}',
+}
 BAD_INPUT = {
     "--env-id CartPol-v1": ["--env-id", "CartPole-v1"],
     "--env-id Pendulum-v1": ["ppo_continuous_action.py"],
@@ -77,6 +84,7 @@ BAD_INPUT = {
     "--exp-name a/b": ["--exp-name", "/"],
     "--runs-dir some_file": ["--runs-dir some_file"],
     "--resume nowhere": ["--resume nowhere"],
+    **{f"--resume {name}": [f"--resume {name}: not the folder of a run"] for name in NO_RECORDS},
     "--env-id nowhere:Thing-v0": ["nowhere"],
 }
 
@@ -84,6 +92,9 @@ BAD_INPUT = {
 @pytest.mark.parametrize("flags", BAD_INPUT)
 def test_bad_input_is_one_line_and_leaves_nothing(flags: str, train, capfd) -> None:
     Path("some_file").write_text("")
+    for name, text in NO_RECORDS.items():
+        Path(name).mkdir()
+        Path(name, "run.json").write_text(text)
     before = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as stop:
         train("ppo", flags, "some/runs") if "runs-dir" not in flags else train(
