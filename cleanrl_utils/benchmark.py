@@ -96,6 +96,7 @@ class BenchmarkArgs(BatchArgs, CoreArgs):
             flag = "--" + name.replace("_", "-")
             require(getattr(self, name) >= 0, f"{flag} must not be negative")
         require(self.gpus_per_run is None or self.gpus_per_run >= 0, "--gpus-per-run is negative")
+        jobs.split("--slurm-options", self.slurm_options)  # the last thing to be read
 
 
 def plan(args: BenchmarkArgs, command: Command) -> list[Job]:
@@ -383,7 +384,7 @@ def number_of(index: str, args: BenchmarkArgs) -> int:
         return int(env["SLURM_ARRAY_TASK_ID"]) * args.slurm_ntasks + int(env.get("SLURM_PROCID", 0))
     if index == "aws-batch":  # a job that is not an array has no index
         return int(env.get("AWS_BATCH_JOB_ARRAY_INDEX", 0))
-    require(index.isdigit(), f"--index takes a number, slurm or aws-batch, not {index}")
+    require(index.isdecimal(), f"--index takes a number, slurm or aws-batch, not {index}")
     return int(index)
 
 
@@ -410,8 +411,10 @@ def main(argv: list[str] | None = None) -> int:
 
     if args.index is not None:
         number = number_of(args.index, args)
-        if number >= len(all_jobs):  # the last array element may have fewer runs than the others
+        count = len(all_jobs)
+        if number >= count and args.index == "slurm":  # the last array element may have fewer runs
             return 0
+        require(number < count, f"--index {number}: must be below {count}, the number of runs")
         all_jobs, args.backend, args.workers = [all_jobs[number]], "local", 1
         args.gpus_per_run = 0  # the scheduler has chosen them
     elif args.backend == "local" and args.workers == 0:

@@ -1,22 +1,28 @@
 """Train PPO on CartPole, play what it learned, and show where the picture and the video are."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from cleanrl_utils import results
 from cleanrl_utils.enjoy import EnjoyArgs, enjoy
+from cleanrl_utils.jobs import Command
 
 SCRIPT = Path(__file__).resolve().parent.parent / "cleanrl" / "ppo.py"
 
 
 def main() -> None:
     more = sys.argv[1:]  # flags of ppo.py, which refuses what it does not know
+    if "--help" in more or "-h" in more:
+        print(f"{__doc__}\nFurther flags go to cleanrl/ppo.py. These are:\n", flush=True)
+        sys.exit(subprocess.run([sys.executable, str(SCRIPT), "--help"]).returncode)
     command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model", *more]
     print("training: python cleanrl/ppo.py", *command[2:], flush=True)
     if status := subprocess.run(command).returncode:
         sys.exit(status)
-    run = [run for run in results.find_runs("runs") if run.finished][-1]
+    runs_dir = Command(shlex.join(command)).value("--runs-dir", "runs")
+    run = [run for run in results.find_runs(runs_dir) if run.finished][-1]
     print()
     enjoy(EnjoyArgs(run=str(run.folder), capture_video=True))
     picture = results.plot(run, run.folder / "curve.png")
@@ -24,7 +30,7 @@ def main() -> None:
     print(
         f"\nlearning curve: {picture}\ngameplay video: {videos[-1]}\nall metrics:    {run.folder}"
     )
-    print("look closer:    .venv/bin/tensorboard --logdir runs")
+    print(f"look closer:    .venv/bin/tensorboard --logdir {runs_dir}")
 
 
 if __name__ == "__main__":

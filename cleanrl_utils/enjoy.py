@@ -14,7 +14,7 @@ import numpy as np
 
 from cleanrl_utils import evaluate, results
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.settings import parse_command
+from cleanrl_utils.settings import check_seed, parse_command
 
 
 @dataclass
@@ -42,6 +42,11 @@ class EnjoyArgs:
     script: str | None = None
     """path of the script that made the model, if it is not one of cleanrl/"""
 
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        episodes = self.eval_episodes
+        require(episodes >= 1, f"--eval-episodes must be at least 1, got {episodes}")
+
 
 def find_model(args: EnjoyArgs) -> Path:
     if args.run is not None:
@@ -55,7 +60,7 @@ def find_model(args: EnjoyArgs) -> Path:
         return download_model(repository, args.exp_name)
     for run in reversed(results.find_runs(args.runs_dir)):
         settings = run.record["args"]
-        same = (settings["exp_name"], settings["env_id"], settings["seed"])
+        same = (settings["exp_name"], settings.get("env_id"), settings["seed"])
         if same == (args.exp_name, args.env_id, args.seed) and list(
             run.folder.glob("*.cleanrl_model")
         ):

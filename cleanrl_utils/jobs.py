@@ -32,6 +32,14 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXP
 BAD_INPUT = 2  # the exit status of a command line that cannot be carried out
 
 
+def split(flag: str, text: str) -> list[str]:
+    """The words of a command line that was given as the value of a flag."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"{flag}: cannot be read ({error})") from None
+
+
 @dataclass
 class Command:
     """A command line, made ready to be run here."""
@@ -44,10 +52,7 @@ class Command:
     """what was changed, for the user to know"""
 
     def __post_init__(self) -> None:
-        try:
-            words = shlex.split(self.typed)
-        except ValueError as error:
-            raise BadInput(f"--command: cannot be read ({error})") from None
+        words = split("--command", self.typed)
         while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
             name, _, value = words.pop(0).partition("=")
             self.variables[name] = value

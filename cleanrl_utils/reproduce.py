@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cleanrl_utils.errors import BadInput
+from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.settings import is_record
 
 PER_RUN = {"resume", "runs_dir"}  # where a run is, not what it does
 
@@ -24,10 +25,10 @@ def read_record(run: str) -> dict[str, Any]:
     path = path if path.name == "run.json" else path / "run.json"
     try:
         record = json.loads(path.read_text())
-        record["args"], record["script"], record["command"]  # noqa: B018
-        return record
-    except (OSError, ValueError, KeyError, TypeError):
-        raise BadInput(f"{run}: not the folder of a run (no readable run.json)") from None
+    except (OSError, ValueError):
+        record = None
+    require(is_record(record), f"{run}: not the folder of a run (no readable run.json)")
+    return record
 
 
 def commands(record: dict[str, Any], all_flags: bool = False) -> list[str]:

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from cleanrl_utils.errors import BadInput, missing_package, require
+from cleanrl_utils.settings import is_record
 
 COMMITTED = Path(__file__).resolve().parent.parent / "benchmark" / "results"
 POINTS = 100  # of a committed curve
@@ -51,9 +52,11 @@ def find_runs(where: str | Path) -> list[RunFolder]:
     found = []
     for path in Path(where).rglob("run.json"):
         try:
-            found.append(RunFolder(path.parent, json.loads(path.read_text())))
+            record = json.loads(path.read_text())
         except ValueError:
             raise BadInput(f"{path}: not readable as JSON") from None
+        if is_record(record):
+            found.append(RunFolder(path.parent, record))
     return sorted(found, key=lambda run: (run.record.get("started", ""), run.folder.name))
 
 
@@ -98,7 +101,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
     return {
         "script": record["script"],
         "exp_name": args["exp_name"],
-        "env_id": args["env_id"],
+        "env_id": args.get("env_id", ""),
         "seed": args["seed"],
         "steps": int(metrics.step.max()) if len(metrics) else 0,
         "seconds": round(float(metrics.seconds.max()), 1) if len(metrics) else 0.0,
@@ -218,8 +221,11 @@ def export(path: Path, where: Sequence[str] = (), folder: Path = COMMITTED) -> p
     else:
         data = load(folder=folder)
         data["versions"] = data.versions.map(json.dumps)  # runs have different packages
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data.to_parquet(path, index=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data.to_parquet(path, index=False)
+    except OSError as error:
+        raise BadInput(f"--output {path}: cannot be written ({error})") from None
     return data
 
 
@@ -253,7 +259,7 @@ def plot(run: RunFolder, path: Path) -> Path:
     smooth = episodes.value.rolling(20, min_periods=1).mean()
     axis.plot(episodes.step, smooth, color="tab:blue", label="mean of the last 20 episodes")
     axis.set(xlabel="environment steps", ylabel="episodic return")
-    axis.set_title(f"{args['exp_name']} on {args['env_id']}, seed {args['seed']}")
+    axis.set_title(f"{args['exp_name']} on {args.get('env_id', '')}, seed {args['seed']}")
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
     figure.tight_layout()

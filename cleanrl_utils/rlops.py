@@ -460,9 +460,9 @@ def draw(c: Comparison, path: Path) -> list[Path]:
     figure.tight_layout()
     picture = path if path.suffix else path.with_suffix(".png")
     paths = [picture] + ([picture.with_suffix(".svg")] if picture.suffix != ".svg" else [])
-    picture.parent.mkdir(parents=True, exist_ok=True)
     for target in paths:
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(target)
         except (OSError, ValueError) as error:
             raise BadInput(f"--output-filename {target}: cannot be written ({error})") from None

@@ -159,7 +159,11 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
             more = [value] if "=" in word else []
         if kind in (int, float):
             more = [as_number(name, kind, text) for text in more]
-        out += [name, *more]
+        looks_like_flags = len(more) == 1 and more[0].startswith("-")  # --slurm-options "--time=1"
+        if looks_like_flags and ("=" in word or " " in more[0]) and not issubclass(cls, RunArgs):
+            out.append(f"{name}={more[0]}")
+        else:
+            out += [name, *more]
     return out
 
 
@@ -172,7 +176,7 @@ def as_number(name: str, kind: type, text: str) -> str:
     whole = math.isfinite(number) and number.is_integer()
     if kind is int:
         require(whole, f"{name} takes a whole number, not {text}")
-        return str(int(number))
+        return text if text.isdecimal() else str(int(number))
     require(math.isfinite(number), f"{name} takes a number, not {text}")
     return text
 
@@ -193,17 +197,19 @@ COUNTS |= {"n_iteration", "e_policy", "v_value", "e_auxiliary", "n_aux_grad_accu
 SHARES = {"min_probability", "gamma", "int_gamma", "gae_lambda", "tau", "update_proportion"}
 SHARES |= {"start_e", "end_e", "exploration_fraction"}
 ANY_SIGN = {"v_min", "v_max", "reward_scaler"}
+SEEDS = 2**32  # of a larger seed, NumPy and JAX would use the last 32 bits only
 
 
 def check_numbers(args: RunArgs) -> None:
     """Whatever no script can mean; what only some cannot is theirs to say."""
     require("/" not in args.exp_name, f"--exp-name {args.exp_name}: it must not contain /")
+    check_seed(args.seed, getattr(args, "num_seeds", 1))
     for field in dataclasses.fields(args):
         name, value = field.name, getattr(args, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         counts = name.startswith(("num_", "trxl_")) or name.endswith(("_size", "_frequency"))
-        if name in ("eval_frequency", "checkpoints", "seed", "torch_threads"):
+        if name in ("eval_frequency", "checkpoints", "torch_threads"):
             require(value >= 0, f"{flag(name)} must not be negative, got {value}")
         elif counts or name in COUNTS:
             least = 4 if name == "num_steps" else 1  # so that two are real, and have a variance
@@ -212,6 +218,14 @@ def check_numbers(args: RunArgs) -> None:
             require(0 <= value <= 1, f"{flag(name)} must be from 0 to 1, got {value}")
         elif isinstance(value, float) and name not in ANY_SIGN:
             require(0 <= value < math.inf, f"{flag(name)} must not be negative, got {value}")
+
+
+def check_seed(seed: int, count: int = 1) -> None:
+    """The last of `count` seeds, too, must be one that every random stream takes."""
+    with_more = f" with --num-seeds {count}" if count > 1 else ""
+    limit = SEEDS - max(count, 1) + 1
+    require(seed >= 0, f"--seed must not be negative, got {seed}")
+    require(seed < limit, f"--seed must be below {limit}{with_more}, got {seed}")
 
 
 def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
@@ -223,12 +237,10 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     folder = Path(argv[at])
     try:
         record = json.loads((folder / "run.json").read_text())
-        names = {field.name for field in dataclasses.fields(cls)}
-        stored = record["args"]
-    except (OSError, ValueError, KeyError):
-        raise BadInput(
-            f"--resume {folder}: not the folder of a run (no readable run.json)"
-        ) from None
+    except (OSError, ValueError):
+        record = None
+    require(is_record(record), f"--resume {folder}: not the folder of a run (no readable run.json)")
+    names, stored = {field.name for field in dataclasses.fields(cls)}, record["args"]
     script = Path(inspect.getfile(cls)).stem
     require(
         record["script"] == script,
@@ -236,6 +248,14 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     )
     require(set(stored) == names, f"--resume {folder}: {script}.py has other settings by now")
     return cls(**stored)
+
+
+def is_record(record: Any) -> bool:
+    """Whether this is what a run writes into its run.json."""
+    if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
+        return False
+    says_how = isinstance(record.get("script"), str) and isinstance(record.get("command"), list)
+    return says_how and {"exp_name", "seed"} <= set(record["args"])
 
 
 def check_unchanged(args: RunArgs, stored: RunArgs) -> None:

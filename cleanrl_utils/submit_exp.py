@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cleanrl_utils.errors import BadInput, missing_package, require
+from cleanrl_utils.jobs import split
 from cleanrl_utils.settings import parse_command
 
 ARN = re.compile(r"arn:aws[\w-]*:(secretsmanager|ssm):[\w-]+:\d{12}:\S+")
@@ -204,9 +205,11 @@ def build_commands(args: SubmitArgs) -> list[list[str]]:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_command(SubmitArgs, argv)
+    typed = split("--command", args.command)
+    require(bool(typed), "--command needs a command, e.g. 'python cleanrl/ppo.py'")
     words = ["python", "-m", "cleanrl_utils.benchmark", "--command", args.command]
     words += ["--num-seeds", str(args.num_seed), "--index", "aws-batch", "--no-auto-tag"]
-    scripts = [word for word in shlex.split(args.command) if word.endswith(".py")]
+    scripts = [word for word in typed if word.endswith(".py")]
     name = re.sub(r"[^A-Za-z0-9_-]", "-", scripts[0].rpartition("/")[2][:-3] if scripts else "run")
     submission = Submission(args, words, f"{name}-{int(time.time())}", args.num_seed)
     for command in build_commands(args):

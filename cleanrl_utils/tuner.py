@@ -28,6 +28,7 @@ share `storage` (any database URL of Optuna's, e.g. postgresql+psycopg://user@ho
 
 import html
 import json
+import math
 import os
 import shlex
 import socket
@@ -36,6 +37,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +50,13 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
     from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+    from sqlalchemy.exc import (
+        ArgumentError,
+        IntegrityError,
+        NoSuchModuleError,
+        OperationalError,
+        ProgrammingError,
+    )
 except ImportError:
     raise missing_package("optuna", "optuna") from None
 
@@ -115,7 +123,16 @@ class Tuner:
         require(Path(script).is_file(), f"Tuner: there is no script {script}")
         choices = ", ".join(AGGREGATIONS)
         require(aggregation_type in AGGREGATIONS, f"Tuner: aggregation_type is one of {choices}")
+        known = direction in ("maximize", "minimize")
+        require(known, f"Tuner: direction is maximize or minimize, not {direction}")
+        at_least_one("workers", workers)
+        at_least_one("metric_last_n_average_window", metric_last_n_average_window)
         require(len(target_scores) > 0, "Tuner: target_scores names no task")
+        for env_id, target in target_scores.items():
+            require(
+                target is None or is_range(target),
+                f"Tuner: target_scores of {env_id} are two different numbers, not {target}",
+            )
         plain = any(target is None for target in target_scores.values())
         require(
             not plain or len(target_scores) == 1,
@@ -141,6 +158,8 @@ class Tuner:
 
     def tune(self, num_trials: int, num_seeds: int) -> optuna.Study:
         """Bring the study to `num_trials` trials; returns it."""
+        at_least_one("num_trials", num_trials)
+        at_least_one("num_seeds", num_seeds)
         self.bury_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are there already" if done else ""
@@ -166,12 +185,14 @@ class Tuner:
                     if outcome.state == TrialState.FAIL:
                         failures.append(outcome.user_attrs["error"])
                 if len(failures) >= GIVE_UP and not self.counted():
-                    raise SystemExit(f"error: every trial failed, at last: {failures[-1]}")
+                    break
                 time.sleep(POLL)
         finally:
             for trial, steps in active:  # interrupted: the next call begins with them
                 steps.close()
                 self.again(trial)
+        if failures and not self.counted():
+            raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
         self.conclude(num_seeds)
         return self.study
 
@@ -236,7 +257,11 @@ class Tuner:
             for env_id in self.target_scores:
                 score = yield from self.one_run(trial, params, env_id, seed, scores)
                 scores[-1].append(score)
-        return self.join(scores)
+        score = self.join(scores)
+        if math.isnan(score):
+            where = self.folder / f"trial_{trial.number:04}"
+            raise RunFailed(f"its score is not a number; see {where}")
+        return score
 
     def join(self, scores: list[list[float]]) -> float:
         return statistics.fmean(self.aggregate(tasks) for tasks in scores if tasks)
@@ -296,7 +321,8 @@ class Tuner:
             trial.set_user_attr("steps", before + last_step)
         status = process.poll()
         if status != 0:
-            raise RunFailed(f"{env_id}, seed {seed}, ended with status {status}: {last_line(log)}")
+            how = f"ended with status {status}: {last_line(log)}"
+            raise RunFailed(f"{env_id}, seed {seed}, {how}; see {log}")
         if not values:
             raise RunFailed(f"{env_id}, seed {seed}, logged no {self.metric}; see {log}")
         return self.score([value for _, value in values], env_id)
@@ -346,8 +372,26 @@ class Tuner:
         return "\n".join(parts)
 
 
+def at_least_one(name: str, number: int) -> None:
+    require(number >= 1, f"Tuner: {name} must be at least 1, got {number}")
+
+
+def is_range(target: Any) -> bool:
+    """Whether these are two different numbers."""
+    if not isinstance(target, list | tuple) or len(target) != 2:
+        return False
+    numbers = all(isinstance(end, Real) and math.isfinite(end) for end in target)
+    return numbers and target[0] != target[1]
+
+
 def open_study(storage: str, **settings: Any) -> optuna.Study:
     """The study, new or old; of several machines that begin at once, one makes the tables."""
+    try:
+        make_url(storage)
+    except (ArgumentError, ValueError):  # which may show a part of the password
+        raise BadInput(
+            "Tuner: storage is not a database URL like sqlite:///cleanrl_hpopt.db"
+        ) from None
     for last in (False, False, False, True):
         try:
             return optuna.create_study(storage=storage, load_if_exists=True, **settings)
@@ -356,6 +400,9 @@ def open_study(storage: str, **settings: Any) -> optuna.Study:
                 reason = str(error.orig).strip().splitlines()[0]
                 raise BadInput(f"Tuner: the storage cannot be used: {reason}") from None
             time.sleep(1)
+        except (NoSuchModuleError, ImportError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise BadInput(f"Tuner: the storage cannot be used: {reason}") from None
     raise AssertionError
 
 
@@ -398,7 +445,8 @@ def check_settings(params: Mapping[str, Any], folder: Path) -> None:
         found = recorded.get(name.replace("-", "_"), "nothing")
         same = list(found) == list(value) if isinstance(value, list | tuple) else found == value
         if not same:
-            raise RunFailed(f"{flag(name)} was to be {value!r}, the run has {found!r}")
+            path = folder / "run.json"
+            raise RunFailed(f"{flag(name)} was to be {value!r}, is {found!r}; see {path}")
 
 
 def last_line(log: Path) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from cleanrl_utils import benchmark, clusters, jobs
 from cleanrl_utils.jobs import Command, Job
+from cleanrl_utils.settings import parse_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PPO = f"python {ROOT}/cleanrl/ppo.py --cuda False --total-timesteps 2048"
@@ -113,11 +114,50 @@ def test_a_job_is_its_command_environment_and_seed(tmp_path: Path) -> None:
 
 
 def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
-    for flags in (["--wokers", "2"], ["--command", "python 'x"], ["--command", "no-such-program"]):
+    for flags in (
+        ["--wokers", "2"],
+        ["--command", "python 'x"],
+        ["--command", "no-such-program"],
+        ["--index", "99"],
+        ["--index", "-1"],
+        ["--index", "²"],
+        ["--slurm-options", "--wait"],
+        ["--slurm-options", "-p gpu --comment='x"],
+    ):
         with pytest.raises(SystemExit) as stop:
             benchmark.main(flags)
         assert stop.value.code == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and flags[0] in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--slurm-options", "--partition=gpu --time=24:00:00"],
+        ["--slurm-options=--partition=gpu"],
+        ["--slurm-options", "-p gpu", "--workers", "2"],
+    ],
+)
+def test_options_of_slurm_are_taken_as_they_are(words: list[str]) -> None:
+    args = parse_command(benchmark.BenchmarkArgs, words)
+    assert args.slurm_options == (words[0].partition("=")[2] or words[1])
+
+
+def test_a_number_too_many_is_right_for_slurm_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Of three runs, two by two, the last array element has one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("AWS_BATCH_JOB_ARRAY_INDEX", "3")
+    assert benchmark.main(["--index", "slurm", "--slurm-ntasks", "2"]) == 0
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(["--index", "aws-batch"])
+    assert stop.value.code == 2
+    assert "--index 3: must be below 3" in capsys.readouterr().err
 
 
 def test_one_threads_each_and_gpus_are_spread() -> None:

@@ -95,6 +95,15 @@ def test_a_secret_in_the_open_is_refused_and_not_repeated(capfd: pytest.CaptureF
         assert "--secrets" in said.err and KEY not in said.out + said.err
 
 
+def test_a_command_that_cannot_be_read_is_one_line(capfd: pytest.CaptureFixture) -> None:
+    for command in ("python 'x", ""):
+        with pytest.raises(SystemExit) as stop:
+            submit_exp.main([*BATCH, "--command", command])
+        assert stop.value.code == 2
+        said = capfd.readouterr().err
+        assert said.startswith("error: --command") and said.count("\n") == 1
+
+
 def test_a_dry_run_needs_neither_account_nor_boto3(tmp_path: Path) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError('not here')")
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "WANDB_API_KEY": KEY}

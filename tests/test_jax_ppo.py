@@ -266,6 +266,14 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, monkeypa
         assert (one / "finished.json").exists()
 
 
+def test_the_last_of_several_seeds_is_one_that_all_streams_take(train, capfd) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train("ppo_jax", f"--seed {2**32 - 2} --num-seeds 3")
+    assert stop.value.code == 2
+    assert "--seed must be below 4294967294 with --num-seeds 3" in capfd.readouterr().err
+    assert ppo_jax.Args(seed=2**32 - 3, num_seeds=3).num_seeds == 3
+
+
 @pytest.mark.parametrize(
     "iterations, agents, segments",
     [(976, 1, 122), (976, 100, 122), (976, 2048, 16), (97, 1, 97), (997, 1, 997), (5, 1, 5)],

@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 from conftest import Finished
 
-from cleanrl_utils import results, rlops, stats
+from cleanrl_utils import reproduce, results, rlops, stats
+from cleanrl_utils.enjoy import EnjoyArgs, find_model
 
 CHROMIUM = Path("/usr/bin/chromium")
 RETURN = results.RETURN
@@ -188,6 +189,7 @@ def test_the_window_and_the_metric_are_used(
 
 def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureFixture) -> None:
     make_run(two_versions / "runs", 9, 100.0, tags=["v2"], finished=False)
+    Path("a-file").write_text("")
     assert rlops.main(["--tags", "v1", "v2"]) == 0
     assert "1 runs have not finished" in capsys.readouterr().err
     for flags, message in [
@@ -197,10 +199,36 @@ def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureF
         ("--tags v1 --metric charts/nothing", "no finished run that logged charts/nothing"),
         ("--runs-dir nowhere", "--runs-dir nowhere: no such folder"),
         ("--tags v1 --metric-last-n-average-window 0", "at least 1"),
+        ("--tags v1 --output-filename a-file/x.png", "cannot be written"),
     ]:
         with pytest.raises(SystemExit) as stop:
             rlops.main(flags.split())
         assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "record", ["[]", '{"args": {}}', '{"args": [], "script": "ppo", "command": []}']
+)
+def test_folders_that_are_no_runs_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, record: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = tmp_path / "runs/odd"
+    odd.mkdir(parents=True)
+    (odd / "run.json").write_text(record)
+    commands: dict[str, Callable] = {
+        "rlops": lambda: rlops.main(["--runs-dir", str(odd)]),
+        "enjoy": lambda: find_model(EnjoyArgs(runs_dir=str(odd))),
+        "results": lambda: results.add([str(odd)], tmp_path / "committed"),
+        "reproduce": lambda: reproduce.main([str(odd), "--all-flags"]),
+    }
+    for name, command in commands.items():
+        with pytest.raises(SystemExit) as stop:
+            command()
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and said.count("\n") == 1 and str(odd) in said, name
+    run = make_run(tmp_path / "runs", 1, 100.0)
+    assert [found.folder for found in results.find_runs("runs")] == [Path("runs", run.name)]
 
 
 def test_one_broken_task_among_many_is_found(
@@ -277,6 +305,20 @@ def test_parquet_has_every_value(tmp_path: Path) -> None:
     results.export(path, folder=tmp_path / "committed")
     curves = pd.read_parquet(path)
     assert len(curves) == 300 and {"commit", "hardware", "versions", "command"} <= set(curves)
+
+
+def test_parquet_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("pyarrow")
+    make_run(tmp_path / "runs", 1, 100.0)
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file/x.parquet", Path("/proc/x.parquet")):
+        with pytest.raises(SystemExit) as stop:
+            results.export(path, [str(tmp_path / "runs")])
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and said.count("\n") == 1
+        assert said.startswith(f"error: --output {path}: cannot be written")
 
 
 def test_two_sets_of_ten_large_runs_are_quick(

@@ -43,6 +43,7 @@ def run_ppo(*flags: str, cwd: Path) -> subprocess.CompletedProcess:
         (["--capture_video"], "capture_video", True),
         (["--capture-video", "True"], "capture_video", True),
         (["--seed", "1e3"], "seed", 1000),
+        (["--seed", "4294967295"], "seed", 2**32 - 1),
         (["--wandb_project_name=x"], "wandb_project_name", "x"),
     ],
 )
@@ -50,6 +51,13 @@ def test_ways_to_write_a_flag(words: list[str], field: str, value: object) -> No
     assert getattr(parse_args(TorchArgs, words), field) == value
 
 
+NO_RECORDS = {
+    "odd_list": "[]",
+    "odd_text": "{",
+    "odd_empty": '{"args": {}}',
+    "odd_args": '{"args": [], "script": "ppo", "command": []}',
+    "odd_script": '{"args": {"exp_name": "ppo", "seed": 1}, "command": []}',
+}
 BAD_INPUT = {
     "--env-id CartPol-v1": ["--env-id", "CartPole-v1"],
     "--env-id Pendulum-v1": ["ppo_continuous_action.py"],
@@ -62,6 +70,9 @@ BAD_INPUT = {
     "--env-id probes:ProbeOddMultiDiscrete-v0": ["MultiDiscrete", "needs Discrete"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
     "--seed one": ["--seed", "one"],
+    "--seed -1": ["--seed", "negative"],
+    "--seed 4294967296": ["--seed", "below 4294967296"],
+    "--seed 99999999999999999999": ["--seed", "below 4294967296", "99999999999999999999"],
     "--cuda perhaps": ["--cuda", "perhaps"],
     "--num-envs foo": ["--num-envs", "foo", "whole number"],
     "--num-envs 1.5": ["--num-envs", "1.5", "whole number"],
@@ -73,6 +84,7 @@ BAD_INPUT = {
     "--exp-name a/b": ["--exp-name", "/"],
     "--runs-dir some_file": ["--runs-dir some_file"],
     "--resume nowhere": ["--resume nowhere"],
+    **{f"--resume {name}": [f"--resume {name}: not the folder of a run"] for name in NO_RECORDS},
     "--env-id nowhere:Thing-v0": ["nowhere"],
     "--env-id a/b/c-v0": ["--env-id", "Malformed"],
     "--env-id Hopper-v2": ["use Hopper-v4 or Hopper-v5"],
@@ -85,6 +97,9 @@ BAD_INPUT = {
 def test_bad_input_is_one_line_and_leaves_nothing(flags: str, train, capfd, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     Path("some_file").write_text("")
+    for name, text in NO_RECORDS.items():
+        Path(name).mkdir()
+        Path(name, "run.json").write_text(text)
     before = sorted(Path().rglob("*"))
     with pytest.raises(SystemExit) as stop:
         train("ppo", flags, "some/runs") if "runs-dir" not in flags else train(
@@ -137,6 +152,24 @@ def test_the_demo_refuses_what_ppo_does_not_know(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cleanrl_utils.demo", "--nope"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and "--nope" in done.stderr and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_demo_explains_itself_and_plays_nothing(tmp_path: Path, flag: str) -> None:
+    command = [sys.executable, "-m", "cleanrl_utils.demo", flag]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("Train PPO on CartPole, play")
+    assert "--learning-rate" in done.stdout and "training:" not in done.stdout
+    assert done.stderr == "" and list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_plays_the_run_it_has_trained(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cleanrl_utils.demo", "--runs-dir", "elsewhere"]
+    command += ["--total-timesteps", "512", "--eval-episodes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "elsewhere").iterdir()
+    assert (run / "curve.png").exists() and list(tmp_path.glob(f"videos/{run.name}-enjoy/*.mp4"))
 
 
 def test_a_missing_package_names_its_extra(train, monkeypatch, capfd) -> None:

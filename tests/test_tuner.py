@@ -5,6 +5,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,30 @@ def test_a_failed_run_is_a_failed_trial(tmp_path: Path, capsys: pytest.CaptureFi
         trial.suggest_float("learning-rate", 1e-4, 1e-3)
         return {"no-such-flag": 1}
 
-    with pytest.raises(SystemExit, match="every trial failed"):
+    with pytest.raises(SystemExit, match="every trial failed") as stop:
         make_tuner(crash).tune(num_trials=5, num_seeds=1)
+    log = tmp_path / "runs/test/trial_0000/CartPole-v1__0.txt"
+    assert "\n" not in str(stop.value.code) and str(stop.value.code).endswith(f"; see {log}")
+    assert "--no-such-flag is not a flag" in log.read_text()
     study = optuna.load_study(study_name="test", storage="sqlite:///cleanrl_hpopt.db")
     assert [trial.state for trial in study.trials] == [TrialState.FAIL] * tuner_module.GIVE_UP
     assert "--no-such-flag is not a flag" in study.trials[0].user_attrs["error"]
     assert all(trial.value is None for trial in study.trials)
+
+
+def test_the_only_trial_failed_and_so_did_the_call() -> None:
+    with pytest.raises(SystemExit, match="error: every trial failed; the first: CartPole-v1"):
+        make_tuner(lambda trial: {"no-such-flag": 1}).tune(num_trials=1, num_seeds=1)
+
+
+def test_a_score_that_is_not_a_number_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(*_: Any) -> Generator[None, None, float]:
+        yield
+        return float("nan")
+
+    monkeypatch.setattr(Tuner, "one_run", diverges)
+    with pytest.raises(SystemExit, match="its score is not a number; see runs/test/trial_0000"):
+        make_tuner(lambda trial: {}).tune(num_trials=1, num_seeds=1)
 
 
 def test_a_value_that_did_not_arrive_is_a_failure(tmp_path: Path) -> None:
@@ -167,10 +186,37 @@ def test_scores_are_joined_as_asked() -> None:
         make_tuner(dict, target_scores={"A-v0": None, "B-v0": [0, 1]})
 
 
-def test_a_storage_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"target_scores": {"A-v0": [5, 5]}}, "target_scores of A-v0"),
+        ({"target_scores": {"A-v0": [0, 1, 2]}}, "target_scores of A-v0"),
+        ({"target_scores": {"A-v0": ["0", 1]}}, "target_scores of A-v0"),
+        ({"target_scores": {"A-v0": [0, float("nan")]}}, "target_scores of A-v0"),
+        ({"target_scores": {"A-v0": 5}}, "target_scores of A-v0"),
+        ({"direction": "up"}, "direction is maximize or minimize, not up"),
+        ({"storage": "foo"}, "storage is not a database URL"),
+        ({"storage": "postgresql://host:secret/optuna"}, "storage is not a database URL"),
+        ({"storage": "foo://x"}, "the storage cannot be used"),
+        ({"storage": "redis://x"}, "the storage cannot be used"),
+        ({"storage": "sqlite:///no/such/folder/x.db"}, "the storage cannot be used"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"metric_last_n_average_window": 0}, "metric_last_n_average_window must be at least 1"),
+        ({"num_trials": 0}, "num_trials must be at least 1"),
+        ({"num_seeds": 0}, "num_seeds must be at least 1"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_before_any_trial(
+    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    numbers = {name: changes.get(name, 1) for name in ("num_trials", "num_seeds")}
+    settings = {name: value for name, value in changes.items() if name not in numbers}
     with pytest.raises(SystemExit) as stop:
-        make_tuner(dict, storage="sqlite:///no/such/folder/x.db")
-    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+        make_tuner(dict, **settings).tune(**numbers)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and "cret" not in said
+    assert said.startswith("error: Tuner: ") and message in said
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_password_of_a_storage_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
