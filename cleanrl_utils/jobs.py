@@ -89,6 +89,14 @@ class Command:
         return default
 
 
+def can_resume(folder: Path) -> bool:
+    """Not with --checkpoints 0; whatever else is wrong the script will say."""
+    try:
+        return json.loads((folder / "run.json").read_text())["args"]["checkpoints"] != 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
 @dataclass
 class Job:
     command: Command
@@ -129,12 +137,7 @@ class Job:
             words += ["--env-id", self.env_id]
         words += ["--seed", str(self.seed)]
         folder = self.folder
-        if (
-            folder is None
-            or json.loads((folder / "run.json").read_text())["args"]["checkpoints"] == 0
-        ):
-            return words
-        return [*words, "--resume", str(folder)]
+        return [*words, "--resume", str(folder)] if folder and can_resume(folder) else words
 
     def note(self, key: str, default: Any = None) -> Any:
         try:

@@ -73,6 +73,20 @@ def test_a_crash_is_reported_a_kill_is_survived_and_a_second_call_does_the_rest(
     assert nothing.returncode == 0 and "3 of 3 runs are finished already" in nothing.stdout
 
 
+def test_a_killed_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
+    flags = ["--env-ids", "faulty:KilledOnce-v0", "--num-seeds", "1", "--workers", "1"]
+    done = call(
+        *flags,
+        "--command",
+        f"{PPO} --checkpoints 0",
+        cwd=tmp_path,
+        FAULTY_MARKER=str(tmp_path / "killed"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "killed").exists() and len(finished_runs(tmp_path)) == 1
+    assert "error" not in the_log(tmp_path, "KilledOnce-v0__ppo__1")
+
+
 def test_the_documented_command_runs_as_typed(tmp_path: Path) -> None:
     """With poetry, --cuda False, --track without a login, --capture-video and xvfb-run."""
     (tmp_path / "cleanrl").symlink_to(ROOT / "cleanrl")
