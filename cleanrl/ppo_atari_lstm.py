@@ -64,8 +64,8 @@ class Args(PixelArgs):
         batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
         divides = self.num_envs % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide --num-envs = {self.num_envs}")
-        shapes = "the number of episodes, which varies, is a shape in this script's update"
-        require(not self.compile, f"--compile is not for it: {shapes}")
+        varies = "the number of episodes, which varies, is a shape in its update"
+        require(not self.compile, f"--compile is not for this script: {varies}")
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 

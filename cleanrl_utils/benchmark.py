@@ -320,8 +320,9 @@ def settle(attempt: Attempt, failures: dict[str, int], retries: int, board: Boar
         lines = "\n".join(f"    {line}" for line in job.tail().splitlines())
         board.say(f"{job.name} FAILED: {how}; its last lines, the rest is in {job.log}:\n{lines}")
         return False
-    if stale:
+    if stale or (folder is not None and not jobs.can_resume(folder)):
         (job.home / "folder").unlink(missing_ok=True)
+        board.seen.pop(job.key, None)
     last = job.tail(1).strip()
     where = "from the start" if stale or not has_checkpoint(job) else "from its checkpoint"
     count = f"{failures[job.key]} of {retries}"

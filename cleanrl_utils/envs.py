@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib.util
 import os
 import re
 import sys
@@ -180,25 +181,38 @@ def register_memory_gym() -> None:
 
 
 def explain(env_id: str, error: Exception) -> str:
-    with contextlib.suppress(BadInput), unsaid():
-        register_family("ALE/")  # their names are near to what people type
-    near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
-    if near and env_id not in near:
-        return f"there is no such environment; nearest names: {', '.join(near)}"
-    return str(error).splitlines()[0]
+    unknown = (gym.error.UnregisteredEnv, gym.error.RegistrationError, gym.error.DeprecatedEnv)
+    if isinstance(error, unknown):
+        with contextlib.suppress(BadInput), unsaid():
+            register_family("ALE/")  # their names are near to what people type
+        near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
+        if near and env_id not in near:
+            return f"there is no such environment; nearest names: {', '.join(near)}"
+    return first_line(error)
 
 
 def explain_missing(env_id: str, error: Exception) -> BadInput:
-    text = str(error)
-    if re.search(r"-v[234]$", env_id):  # versions that today's mujoco or Gymnasium has no more
-        name, newest = env_id.rsplit("-v", 1)[0], "-v5"
-        if f"{name}{newest}" in gym.registry:
-            older = f"{name}-v4 or " if not env_id.endswith("-v4") and name != "Pusher" else ""
-            return BadInput(f"--env-id {env_id} is no more: use {older}{name}{newest}")
-    for word, extra in (("mujoco", "mujoco"), ("ale", "atari"), ("dm_control", "dm_control")):
-        if word in text.lower():
-            return missing_package(word, extra)
-    return BadInput(f"--env-id {env_id}: {text.splitlines()[0]}")
+    packages = {"mujoco": "mujoco", "ale_py": "atari", "dm_control": "dm_control"}
+    for word in re.findall(r"\w+", str(error).lower()):
+        if word in packages and not importable(word):
+            return missing_package(word, packages[word])
+    name = re.sub(r"-v[234]$", "", env_id)  # versions that Gymnasium or mujoco has left behind
+    if name != env_id and f"{name}-v5" in gym.registry:
+        older = f"{name}-v4 or " if not env_id.endswith("-v4") and name != "Pusher" else ""
+        return BadInput(f"--env-id {env_id} is no more: use {older}{name}-v5")
+    return BadInput(f"--env-id {env_id}: {first_line(error)}")
+
+
+def importable(package: str) -> bool:
+    """As `import` sees it: a test may have blocked it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        return False
+
+
+def first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def require_spaces(

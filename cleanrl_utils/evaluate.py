@@ -165,7 +165,8 @@ def play(
         if not (endless := np.isnan(returns)).any():
             break
     else:
-        returns[endless] = np.ravel(envs.get_attr("episode_returns"))[endless]
+        so_far = [np.ravel(x)[0] for x in envs.get_attr("episode_returns")]
+        returns[endless] = np.array(so_far)[endless]
         counts[endless] = LONGEST
         number = f"{endless.sum()} of {episodes} episodes did not end"
         print(f"evaluation: {number} in {LONGEST:,} steps; they count so far", file=sys.stderr)
@@ -185,7 +186,8 @@ def load_original(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError):
-        raise BadInput(f"{path}: not weights alone, so it is not loaded") from None
+        saved = None
+    require(isinstance(saved, dict), f"{path}: not weights alone, so it is not loaded")
     return {"args": saved.get("args", {})}, {"model": saved.get("model_weights", saved)}
 
 
@@ -206,14 +208,19 @@ def evaluate(
     original = zipfile.is_zipfile(model_path)
     about, state = load_original(model_path) if original else checkpoint.load(model_path)
     envs = gym.vector.SyncVectorEnv([make_env(env_id, seed, 0, False, run_name)])
-    model = build(Model, envs, SimpleNamespace(**about["args"]))
+    try:
+        model = build(Model, envs, SimpleNamespace(**about["args"]))
+    except AttributeError as error:  # weights without the settings that shape this class
+        raise BadInput(f"{model_path}: {Model.__name__} needs settings: {error}") from None
     model = model.to(device) if hasattr(model, "to") else model  # JAX has chosen its device
     envs.close()
     if original:
-        ours, theirs = model.state_dict().keys(), state["model"].items()
+        ours, theirs = model.state_dict(), state["model"]
         if not any(name.startswith("network.") for name in ours):  # our Q-networks are sequences
-            state["model"] = {name.removeprefix("network."): x for name, x in theirs}
-        differ = sorted(state["model"].keys() ^ ours)
+            theirs = {name.removeprefix("network."): x for name, x in theirs.items()}
+        differ = sorted(theirs.keys() ^ ours.keys())
+        differ = differ or [name for name in ours if ours[name].shape != theirs[name].shape]
+        state["model"] = theirs
         require(not differ, f"{model_path}: not the weights of {Model.__name__}: {differ[:3]}")
     model.load_state_dict(state["model"])
     policy = as_policy(model, device)

@@ -4,7 +4,7 @@
 
 Uploads the model, its curve, a video if there is one, and a model card that says how well it does,
 with which settings, and which command made it. `--upload-model` does so at a run's end.
-Models come back as safetensors files: nothing that was downloaded is ever unpickled.
+Models come back as safetensors files: nothing that this downloads is ever unpickled.
 """
 
 import contextlib

@@ -318,7 +318,8 @@ class Run:
                     push_run(self.folder, self.args.hf_entity)
             except BadInput as error:
                 later = upload_later(self.folder, self.args.hf_entity)
-                raise BadInput(f"{error.message}; the run is whole, then: {later}") from None
+                whole = f"the run is whole; share it later: {later}"
+                raise BadInput(f"{error.message}; {whole}") from None
         self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
 
     def say(self, text: str) -> None:
@@ -339,6 +340,8 @@ class Run:
             from cleanrl_utils.huggingface import require_login
 
             require_login()
+        has = f"--eval-frequency: {self.script.name} has no environment to evaluate in"
+        require(self.make_env is not None or not args.eval_frequency, has)
         if self.make_env and (args.save_model or args.capture_video or args.eval_frequency):
             with rng.preserved():
                 self.make_env(args.env_id, args.seed, 1, False, self.name)().close()
@@ -358,9 +361,10 @@ class Run:
             try:
                 self._writers = open_writers(self.args, self.name, self.folder, record, step)
             except BadInput:  # of --track
-                if not self.args.resume:
-                    self._csv.close()
-                    shutil.rmtree(self.folder)
+                self._csv.close()
+                for run in [self, *getattr(self, "siblings", [])]:
+                    if not self.args.resume:
+                        shutil.rmtree(run.folder)
                 raise
         phases = {"": getattr(self.args, "total_timesteps", self.total)}
         phases = getattr(self.args, "phases", phases)  # a script may have several
@@ -495,6 +499,8 @@ def remove_if_empty(folders: list[Path]) -> None:
     for folder in folders:
         try:
             folder.rmdir()
+        except FileNotFoundError:
+            continue
         except OSError:
             return
 
@@ -526,7 +532,10 @@ def choose_device(args: Any) -> Any:
         # as use_deterministic_algorithms(True, warn_only=True), which imports the compiler for it
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it
-    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    on_gpu = args.cuda and torch.cuda.is_available()
+    if not on_gpu and (jax := sys.modules.get("jax")):  # a torch script with JAX's environments
+        jax.config.update("jax_platforms", "cpu")
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def compiled(function: Callable, args: Any) -> Callable:

@@ -37,5 +37,11 @@ class KilledOnce(Faulty):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class NoLevel(CartPoleEnv):
+    def __init__(self, render_mode: str | None = None):
+        raise gym.error.Error("the level file is missing")
+
+
+gym.register("NoLevel-v0", NoLevel)
 gym.register("Crash-v0", Faulty, max_episode_steps=500)
 gym.register("KilledOnce-v0", KilledOnce, max_episode_steps=500)

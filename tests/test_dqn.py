@@ -180,8 +180,17 @@ def test_weights_that_the_original_saved_are_played(name: str, tmp_path: Path) -
 
     save_model(tmp_path / "ours", network, module.Args(), name)
     assert play(tmp_path / "q_network.pth") == play(tmp_path / "ours")
-    theirs.pop("network.0.bias")
-    torch.save(saved, tmp_path / "q_network.pth")
-    with pytest.raises(BadInput, match="2") as stop:
-        play(tmp_path / "q_network.pth")
-    assert "0.bias" in stop.value.message
+    short = {key: x for key, x in theirs.items() if key != "network.0.bias"}
+    narrow = theirs | {"network.0.weight": torch.zeros(120, 3)}
+    odd = {"0.bias": short, "0.weight": narrow, "weights alone": (theirs, theirs)}
+    for says, weights in odd.items():
+        bare = name == "dqn" or isinstance(weights, tuple)
+        odd_one = weights if bare else {"model_weights": weights, "args": settings}
+        torch.save(odd_one, tmp_path / "odd")
+        with pytest.raises(BadInput) as stop:
+            play(tmp_path / "odd")
+        assert says in stop.value.message and "\n" not in stop.value.message
+    if name == "c51":
+        torch.save(theirs, tmp_path / "odd")
+        with pytest.raises(BadInput):
+            play(tmp_path / "odd")

@@ -65,7 +65,8 @@ BAD_INPUT = {
     "--num-minibatches 3": ["--num-minibatches", "512"],
     "--total-timesteps 100": ["--total-timesteps", "512"],
     "--num-envs 0": ["--num-envs", "at least 1"],
-    "--num-steps 3": ["--num-steps", "at least 4"],
+    "--num-steps 1": ["--num-steps", "at least 2"],
+    "--num-envs 1 --num-steps 3": ["--num-steps", "at least 4"],
     "--env-id probes:ProbeOddFromOne-v0": ["from 1 on", "begin at 0"],
     "--env-id probes:ProbeOddMultiDiscrete-v0": ["MultiDiscrete", "needs Discrete"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
@@ -141,11 +142,12 @@ def test_tracking_that_fails_is_one_line_and_leaves_nothing(
         raise getattr(wandb.errors, error)(text)
 
     monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(SystemExit) as stop:
-        train("ppo", "--track")
-    (line,) = capfd.readouterr().err.strip().splitlines()
-    assert stop.value.code == 2 and ("WANDB_MODE=offline" in line) == login
-    assert list(Path("runs").iterdir()) == []
+    for name in ("ppo", "ppo_jax"):
+        with pytest.raises(SystemExit) as stop:
+            train(name, "--track" + " --num-seeds 3" * (name == "ppo_jax"), name)
+        (line,) = capfd.readouterr().err.strip().splitlines()
+        assert stop.value.code == 2 and ("WANDB_MODE=offline" in line) == login
+        assert list(Path(name).iterdir()) == []
 
 
 def test_the_demo_refuses_what_ppo_does_not_know(tmp_path: Path) -> None:
@@ -170,6 +172,22 @@ def test_the_demo_plays_the_run_it_has_trained(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "elsewhere").iterdir()
     assert (run / "curve.png").exists() and list(tmp_path.glob(f"videos/{run.name}-enjoy/*.mp4"))
+
+
+def test_a_missing_package_is_not_taken_for_an_old_version(train, monkeypatch, capfd) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for env_id in ("HalfCheetah-v4", "Hopper-v5"):
+        with pytest.raises(SystemExit):
+            train("ppo_continuous_action", f"--env-id {env_id}")
+        (line,) = capfd.readouterr().err.strip().splitlines()
+        assert "mujoco is not installed" in line and "requirements-mujoco" in line
+
+
+def test_an_environment_s_own_error_is_shown(train, capfd) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", "--env-id faulty:NoLevel-v0")
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and "the level file is missing" in line
 
 
 def test_a_missing_package_names_its_extra(train, monkeypatch, capfd) -> None:
