@@ -204,7 +204,7 @@ def explain_missing(env_id: str, error: Exception) -> BadInput:
 
 
 def importable(package: str) -> bool:
-    """As `import` sees it: a test may have blocked it."""
+    """Whether `import` would find it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:
