@@ -212,8 +212,10 @@ def check_numbers(args: RunArgs) -> None:
         if name in ("eval_frequency", "checkpoints", "torch_threads"):
             require(value >= 0, f"{flag(name)} must not be negative, got {value}")
         elif counts or name in COUNTS:
-            # so that two steps are real, and have a variance
-            least = (4 if getattr(args, "num_envs", 1) == 1 else 2) if name == "num_steps" else 1
+            least = 1
+            if name == "num_steps" and isinstance(args, TorchArgs):
+                # so that two of them are real, not resets, and have a variance
+                least = 4 if getattr(args, "num_envs", 1) == 1 else 2
             require(value >= least, f"{flag(name)} must be at least {least}, got {value}")
         elif name in SHARES:
             require(0 <= value <= 1, f"{flag(name)} must be from 0 to 1, got {value}")
