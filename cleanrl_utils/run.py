@@ -108,7 +108,7 @@ class Run:
             )
             if (path := self.folder / CHECKPOINT).exists():
                 start, before = self._load(path)
-            else:  # it is to have some, but was killed before the first
+            else:  # killed before its first checkpoint it begins again, unless it was to have none
                 again = "start it anew, without --resume"
                 never = f"--resume {self.folder}: it has no checkpoints (--checkpoints 0): {again}"
                 require(self.args.checkpoints != 0, never)
@@ -340,8 +340,9 @@ class Run:
             from cleanrl_utils.huggingface import require_login
 
             require_login()
-        has = f"--eval-frequency: {self.script.name} has no environment to evaluate in"
-        require(self.make_env is not None or not args.eval_frequency, has)
+        if self.make_env is None:
+            nowhere = f"{self.script.name} has no environment to evaluate in"
+            require(not args.eval_frequency, f"--eval-frequency: {nowhere}")
         if self.make_env and (args.save_model or args.capture_video or args.eval_frequency):
             with rng.preserved():
                 self.make_env(args.env_id, args.seed, 1, False, self.name)().close()
@@ -362,8 +363,8 @@ class Run:
                 self._writers = open_writers(self.args, self.name, self.folder, record, step)
             except BadInput:  # of --track
                 self._csv.close()
-                for run in [self, *getattr(self, "siblings", [])]:
-                    if not self.args.resume:
+                if not self.args.resume:
+                    for run in [self, *getattr(self, "siblings", [])]:
                         shutil.rmtree(run.folder)
                 raise
         phases = {"": getattr(self.args, "total_timesteps", self.total)}
@@ -437,8 +438,7 @@ class Run:
         epsilon: float = 0.0,
         lengths: list[float] | None = None,
     ) -> list[float]:
-        if self.make_env is None:
-            raise BadInput("--eval-frequency: this script has no environment to evaluate in")
+        assert self.make_env is not None  # checked at the start
         seed, episodes = self.eval_seed, episodes or self.args.eval_episodes
         name = name or f"{self.name}-eval"
         with rng.preserved():

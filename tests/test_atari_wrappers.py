@@ -191,6 +191,13 @@ def test_fire_reset_starts_the_game() -> None:
         assert min(left) == lives
 
 
+def test_fire_reset_presses_nothing_in_a_game_without_fire() -> None:
+    for env_id, pressed in (("ALE/Freeway-v5", 0), (BREAKOUT, 2)):
+        env = FireReset(game(env_id))
+        _, info = env.reset(seed=0)
+        assert info["episode_frame_number"] == pressed
+
+
 def test_fire_reset_survives_an_episode_that_ends_inside_it() -> None:
     frames = frames_of_first_life() + 2  # FIRE comes after the idle step of EpisodicLife
     for late in (0, 1):  # the game ends with FIRE, or with the action after it
