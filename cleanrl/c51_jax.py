@@ -18,10 +18,18 @@ import optax
 from flax import linen as nn
 from jax import Array, random
 
-from cleanrl_utils.buffers_jax import Batch, Replay, ReplayMemory
-from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.jax_tools import FlaxModel, Packed, Packing, Params, dense_inference, means, mlp
-from cleanrl_utils.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.replay.buffers_jax import Batch, Replay, ReplayMemory
+from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.speed.jax_tools import (
+    FlaxModel,
+    Packed,
+    Packing,
+    Params,
+    dense_inference,
+    means,
+    mlp,
+)
 
 
 @dataclass

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.buffers import ReplayBuffer, make_memory
-from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.metrics import Means
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
+from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 
 
 @dataclass

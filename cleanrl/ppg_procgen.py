@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.envs import make_one_of_pool, make_pool
-from cleanrl_utils.graphs import to_device
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.environments.making import make_one_of_pool, make_pool
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.speed.graphs import to_device
 
 
 @dataclass

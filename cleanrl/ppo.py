@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.envs import make, require_spaces
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 
 
 @dataclass

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils import atari_wrappers as atari
-from cleanrl_utils.envs import is_atari, make, require_spaces
-from cleanrl_utils.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 
 
 @dataclass

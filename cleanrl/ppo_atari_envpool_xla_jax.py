@@ -19,10 +19,10 @@ import numpy as np
 import optax
 from jax import Array, random
 
-from cleanrl_utils import atari_wrappers as atari
-from cleanrl_utils.envs import make, make_pool
-from cleanrl_utils.jax_tools import Model, Params, orthogonal, patches, permutations
-from cleanrl_utils.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.making import make, make_pool
+from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, patches, permutations
 
 
 @dataclass

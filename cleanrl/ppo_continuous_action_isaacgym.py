@@ -21,9 +21,14 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.envs_jax import Brax, to_gym
-from cleanrl_utils.envs_torch import HAS_ISAAC_GYM, OUTCOME, brax_name, make_tensor_envs
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.environments.jax_envs import Brax, to_gym
+from cleanrl_utils.environments.torch_envs import (
+    HAS_ISAAC_GYM,
+    OUTCOME,
+    brax_name,
+    make_tensor_envs,
+)
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 
 
 @dataclass

@@ -16,9 +16,9 @@ import numpy as np
 import optax
 from jax import Array, random
 
-from cleanrl_utils.envs_jax import Episode, Gymnax, Step, advance, begin, to_gym
-from cleanrl_utils.jax_tools import Model, Params, orthogonal, permutations
-from cleanrl_utils.runs import Runs, RunsArgs, parse_args, require, segment_length
+from cleanrl_utils.environments.jax_envs import Episode, Gymnax, Step, advance, begin, to_gym
+from cleanrl_utils.running.runs import Runs, RunsArgs, parse_args, require, segment_length
+from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, permutations
 
 
 @dataclass

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils import atari_wrappers as atari
-from cleanrl_utils.multi_agent import EachPlayer, count_players, make_game
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.multi_agent import EachPlayer, count_players, make_game
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 
 
 @dataclass

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils import atari_wrappers as atari
-from cleanrl_utils.envs import make, make_pool
-from cleanrl_utils.graphs import to_device
-from cleanrl_utils.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.making import make, make_pool
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.speed.graphs import to_device
 
 STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be learnt by heart
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from cleanrl_utils.envs import make
-from cleanrl_utils.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.environments.making import make
+from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 
 LONGEST = 1024  # steps of an episode that have a learned position of their own
 

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-from cleanrl_utils import atari_wrappers as atari
-from cleanrl_utils.buffers import FrameReplayBuffer, make_memory
-from cleanrl_utils.envs import is_atari, make, require_spaces
-from cleanrl_utils.evaluate import load_teacher
-from cleanrl_utils.metrics import Means
-from cleanrl_utils.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
+from cleanrl_utils.running.evaluation import load_teacher
+from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 
 
 @dataclass

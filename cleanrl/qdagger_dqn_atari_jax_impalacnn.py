@@ -18,12 +18,12 @@ import optax
 from flax import linen as nn
 from jax import Array, random
 
-from cleanrl_utils import atari_wrappers as atari
-from cleanrl_utils.buffers_jax import Batch, FrameMemory, FrameReplay
-from cleanrl_utils.envs import is_atari, make, require_spaces
-from cleanrl_utils.evaluate import load_teacher
-from cleanrl_utils.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
-from cleanrl_utils.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, FrameReplay
+from cleanrl_utils.running.evaluation import load_teacher
+from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.speed.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
 
 
 @dataclass

@@ -26,11 +26,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cleanrl_utils import jobs
 from cleanrl_utils.errors import require
-from cleanrl_utils.jobs import Command, Job, Process, Progress
-from cleanrl_utils.metrics import clock
-from cleanrl_utils.settings import parse_command
+from cleanrl_utils.launching import jobs
+from cleanrl_utils.launching.jobs import Command, Job, Process, Progress
+from cleanrl_utils.running.metrics import clock
+from cleanrl_utils.running.settings import parse_command
 from cleanrl_utils.submit_exp import BatchArgs
 
 POLL = 0.05  # seconds: how long a free worker may stand idle
@@ -423,7 +423,7 @@ def main(argv: list[str] | None = None) -> int:
             print(shlex.join(job.words()))
         return 0
     if args.backend == "aws-batch":
-        from cleanrl_utils.clusters import run_aws_batch
+        from cleanrl_utils.launching.clusters import run_aws_batch
 
         return run_aws_batch(args, all_jobs, same_command(args, tags, "aws-batch"))
 
@@ -432,12 +432,12 @@ def main(argv: list[str] | None = None) -> int:
     if offline := track_offline(command, env):
         print(offline, flush=True)
     if args.backend == "slurm":
-        from cleanrl_utils.clusters import run_slurm
+        from cleanrl_utils.launching.clusters import run_slurm
 
         failed = run_slurm(args, todo, same_command(args, tags, "slurm"), env)
         return report(all_jobs, failed) if failed is not None else 0
     if args.backend == "ray":
-        from cleanrl_utils.clusters import run_ray
+        from cleanrl_utils.launching.clusters import run_ray
 
         return report(all_jobs, run_ray(args, todo, tags, env))
     signal.signal(signal.SIGTERM, terminate)

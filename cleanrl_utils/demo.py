@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cleanrl_utils import results
 from cleanrl_utils.enjoy import EnjoyArgs, enjoy
-from cleanrl_utils.jobs import Command
+from cleanrl_utils.launching.jobs import Command
 
 SCRIPT = Path(__file__).resolve().parent.parent / "cleanrl" / "ppo.py"
 

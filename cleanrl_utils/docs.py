@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from cleanrl_utils import results
+from cleanrl_utils.pages.scripts import ORIGINAL, ROOT, Flag, Script, read_scripts, shared_flags
 from cleanrl_utils.rlops import COLORS
-from cleanrl_utils.scripts import ORIGINAL, ROOT, Flag, Script, read_scripts, shared_flags
 
 DOCS = ROOT / "docs"
 PUBLISHED = ROOT / "benchmark" / "published.csv"
@@ -762,13 +762,14 @@ def film(run: str, folder: Path = DOCS / "assets", seconds: float = 6, width: in
     import imageio.v3
     from PIL import Image
 
-    from cleanrl_utils import enjoy, evaluate
+    from cleanrl_utils import enjoy
+    from cleanrl_utils.running import evaluation
 
     model = enjoy.find_model(enjoy.EnjoyArgs(run=run)).resolve()
-    agent, args, module = evaluate.load_model(model)
+    agent, args, module = evaluation.load_model(model)
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
-        policy = evaluate.as_policy(agent)
-        evaluate.play(policy, module.make_env, args.env_id, 1, 1, True, "film")
+        policy = evaluation.as_policy(agent)
+        evaluation.play(policy, module.make_env, args.env_id, 1, 1, True, "film")
         (video,) = Path(place).rglob("*.mp4")
         frames = imageio.v3.imread(video)
         fps = imageio.v3.immeta(video)["fps"]

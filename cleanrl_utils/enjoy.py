@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils import evaluate, results
+from cleanrl_utils import results
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.settings import check_seed, parse_command
+from cleanrl_utils.running import evaluation
+from cleanrl_utils.running.settings import check_seed, parse_command
 
 
 @dataclass
@@ -79,13 +80,13 @@ def model_in(folder: Path) -> Path:
 
 def enjoy(args: EnjoyArgs) -> list[float]:
     path = find_model(args)
-    agent, settings, module = evaluate.load_model(path, args.script)
-    policy = evaluate.as_policy(agent, greedy=args.greedy)
+    agent, settings, module = evaluation.load_model(path, args.script)
+    policy = evaluation.as_policy(agent, greedy=args.greedy)
     name = f"{path.parent.name}-enjoy"
     seed, video = args.seed, args.capture_video
     epsilon = 0.0 if args.greedy else getattr(settings, "end_e", 0.0)
     print(f"{path}: {settings.env_id}, {args.eval_episodes} episodes")
-    returns = evaluate.play(
+    returns = evaluation.play(
         policy, module.make_env, settings.env_id, args.eval_episodes, seed, video, name, epsilon
     )
     for episode, value in enumerate(returns):

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import tyro
 
-from cleanrl_utils import checkpoint, reproduce, results
+from cleanrl_utils import reproduce, results
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.settings import parse_command
+from cleanrl_utils.running import checkpoint
+from cleanrl_utils.running.settings import parse_command
 
 PRIVATE = {"hf_entity", "upload_model", "wandb_entity", "wandb_project_name", "track", "resume"}
 PRIVATE |= {"runs_dir"}  # say nothing about the model
@@ -130,7 +131,7 @@ def plain_errors(what: str) -> Iterator[None]:
 
 def find_video(run: results.RunFolder) -> Path | None:
     """The film of the final evaluation, else the last one of training."""
-    from cleanrl_utils.run import run_name
+    from cleanrl_utils.running.run import run_name
 
     name = run_name(run.folder)
     for folder in (run.folder, Path("videos") / f"{name}-eval", Path("videos") / name):

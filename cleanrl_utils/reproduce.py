@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.settings import is_record
+from cleanrl_utils.running.settings import is_record
 
 PER_RUN = {"resume", "runs_dir"}  # where a run is, not what it does
 

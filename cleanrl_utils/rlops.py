@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from cleanrl_utils import results, stats
+from cleanrl_utils import results
+from cleanrl_utils.analysis import stats
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.settings import parse_command
+from cleanrl_utils.running.settings import parse_command
 
 RETURN = results.RETURN
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cleanrl_utils.errors import BadInput, missing_package, require
-from cleanrl_utils.jobs import split
-from cleanrl_utils.settings import parse_command
+from cleanrl_utils.launching.jobs import split
+from cleanrl_utils.running.settings import parse_command
 
 ARN = re.compile(r"arn:aws[\w-]*:(secretsmanager|ssm):[\w-]+:\d{12}:\S+")
 LOOKS_SECRET = re.compile(r"[A-Z_]*(API_?KEY|TOKEN|SECRET|PASSWORD)[A-Z_]*=")

@@ -41,10 +41,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from cleanrl_utils import jobs
 from cleanrl_utils.errors import BadInput, missing_package, require
-from cleanrl_utils.jobs import Metrics, Process
-from cleanrl_utils.settings import flag
+from cleanrl_utils.launching import jobs
+from cleanrl_utils.launching.jobs import Metrics, Process
+from cleanrl_utils.running.settings import flag
 
 try:
     import optuna

@@ -169,7 +169,7 @@ def untrained_teacher(name: str, env_id: str) -> None:
     """A model of dqn_atari or dqn_atari_jax, as the file teacher.cleanrl_model."""
     import gymnasium as gym
 
-    from cleanrl_utils.evaluate import import_script, save_model
+    from cleanrl_utils.running.evaluation import import_script, save_model
 
     module = import_script(name)
     args = module.Args(env_id=env_id, exp_name=name)

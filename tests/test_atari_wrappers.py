@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from cleanrl_utils.atari_wrappers import (
+from cleanrl_utils.environments.atari_wrappers import (
     ClipReward,
     EpisodicLife,
     FireReset,

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from cleanrl_utils import benchmark, clusters, jobs
-from cleanrl_utils.jobs import Command, Job
-from cleanrl_utils.settings import parse_command
+from cleanrl_utils import benchmark
+from cleanrl_utils.launching import clusters, jobs
+from cleanrl_utils.launching.jobs import Command, Job
+from cleanrl_utils.running.settings import parse_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PPO = f"python {ROOT}/cleanrl/ppo.py --cuda False --total-timesteps 2048"

@@ -11,9 +11,16 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from cleanrl_utils import buffers, checkpoint
-from cleanrl_utils.buffers import Batch, FrameReplayBuffer, ReplayBuffer, compact, stack_slots
 from cleanrl_utils.errors import BadInput
+from cleanrl_utils.replay import buffers
+from cleanrl_utils.replay.buffers import (
+    Batch,
+    FrameReplayBuffer,
+    ReplayBuffer,
+    compact,
+    stack_slots,
+)
+from cleanrl_utils.running import checkpoint
 
 STACK = 4
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
@@ -305,7 +312,7 @@ def test_index_arithmetic_in_jax() -> None:
 
 
 def test_import_without_torch() -> None:
-    code = "import sys, cleanrl_utils.buffers; assert 'torch' not in sys.modules"
+    code = "import sys, cleanrl_utils.replay.buffers; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -24,8 +24,9 @@ import pytest
 from conftest import ROOT
 from table import SCRIPTS
 
-from cleanrl_utils import docs, scripts
-from cleanrl_utils.evaluate import import_script
+from cleanrl_utils import docs
+from cleanrl_utils.pages import scripts
+from cleanrl_utils.running.evaluation import import_script
 
 CHROMIUM = Path("/usr/bin/chromium")
 README = ROOT / "README.md"

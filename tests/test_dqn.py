@@ -11,8 +11,8 @@ from torch import nn
 
 from cleanrl import c51, dqn
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.evaluate import build, save_model
-from cleanrl_utils.inference import in_numpy
+from cleanrl_utils.running.evaluation import build, save_model
+from cleanrl_utils.speed.inference import in_numpy
 
 
 def test_projection_of_a_case_computed_by_hand() -> None:

@@ -18,9 +18,9 @@ import torch
 from conftest import ROOT
 from torch import Tensor, optim
 
-from cleanrl_utils import rng
-from cleanrl_utils.metrics import Means
-from cleanrl_utils.run import Run, choose_device
+from cleanrl_utils.running import rng
+from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.run import Run, choose_device
 
 pytestmark = pytest.mark.gpu
 VECTORS = SimpleNamespace(

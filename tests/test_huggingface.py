@@ -16,7 +16,8 @@ from conftest import ROOT
 from hub import Hub
 
 from cleanrl import ppo
-from cleanrl_utils import evaluate, huggingface
+from cleanrl_utils import huggingface
+from cleanrl_utils.running import evaluation
 
 ENV_ID = "CartPole-v1"
 
@@ -37,7 +38,7 @@ def run(tmp_path: Path) -> Path:
     args = ppo.Args(exp_name="ppo", env_id=ENV_ID, seed=3, cuda=False, save_model=True)
     args.hf_entity, args.wandb_entity = "somebody", "hush"
     envs = gym.vector.SyncVectorEnv([ppo.make_env(ENV_ID, 3, 0, False, "")])
-    evaluate.save_model(folder / "ppo.cleanrl_model", ppo.Agent(envs), args, "ppo")
+    evaluation.save_model(folder / "ppo.cleanrl_model", ppo.Agent(envs), args, "ppo")
     envs.close()
     record = {
         "args": vars(args),

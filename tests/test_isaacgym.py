@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import torch
 from conftest import ROOT
 
-from cleanrl_utils import checkpoint, envs_torch
-from cleanrl_utils.envs_jax import Brax
+from cleanrl_utils.environments import torch_envs as envs_torch
+from cleanrl_utils.environments.jax_envs import Brax
 from cleanrl_utils.errors import BadInput
+from cleanrl_utils.running import checkpoint
 
 
 class Clock:

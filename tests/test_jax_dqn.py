@@ -16,13 +16,13 @@ from gymnasium.spaces import Box, Discrete
 from test_buffers import FRAMES, STACK, Episodes, everything, pictures
 
 from cleanrl import c51, c51_atari, c51_atari_jax, c51_jax, dqn, dqn_atari, dqn_atari_jax, dqn_jax
-from cleanrl_utils import buffers_jax
-from cleanrl_utils.buffers import FrameReplayBuffer
-from cleanrl_utils.buffers_jax import Batch, FrameMemory
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.evals.dqn_jax_eval import evaluate
-from cleanrl_utils.evaluate import build
-from cleanrl_utils.jax_tools import Packing, dense_inference
+from cleanrl_utils.replay import buffers_jax
+from cleanrl_utils.replay.buffers import FrameReplayBuffer
+from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory
+from cleanrl_utils.running.evaluation import build
+from cleanrl_utils.speed.jax_tools import Packing, dense_inference
 
 NUM_ACTIONS = 3
 VECTORS: Any = SimpleNamespace(

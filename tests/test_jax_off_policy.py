@@ -20,10 +20,10 @@ from cleanrl import sac_continuous_action as sac
 from cleanrl import sac_continuous_action_jax as sac_jax
 from cleanrl import td3_continuous_action as td3
 from cleanrl import td3_continuous_action_jax as td3_jax
-from cleanrl_utils import buffers_jax
-from cleanrl_utils.buffers_jax import Batch, ReplayMemory
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.jax_tools import Packing, in_turn, means, repetition
+from cleanrl_utils.replay import buffers_jax
+from cleanrl_utils.replay.buffers_jax import Batch, ReplayMemory
+from cleanrl_utils.speed.jax_tools import Packing, in_turn, means, repetition
 
 LOW, HIGH = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 5.0, -1.0], np.float32)
 SPACES: Any = SimpleNamespace(

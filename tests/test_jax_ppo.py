@@ -18,10 +18,10 @@ from gymnax.environments import environment, spaces
 
 from cleanrl import ppo, ppo_continuous_action, ppo_jax
 from cleanrl import ppo_continuous_action_brax_jax as brax_jax
-from cleanrl_utils.envs_jax import Gymnax, Step, advance, begin
-from cleanrl_utils.jax_tools import orthogonal, permutations
-from cleanrl_utils.run import Run
-from cleanrl_utils.runs import segment_length
+from cleanrl_utils.environments.jax_envs import Gymnax, Step, advance, begin
+from cleanrl_utils.running.run import Run
+from cleanrl_utils.running.runs import segment_length
+from cleanrl_utils.speed.jax_tools import orthogonal, permutations
 
 
 def test_advantages_are_those_of_ppo() -> None:

@@ -7,7 +7,7 @@ import torch
 from players import PLAYERS, Which
 from probes import GAMMA, see_each_picture_once
 
-from cleanrl_utils.evaluate import import_script
+from cleanrl_utils.running.evaluation import import_script
 
 pytest.importorskip("cv2")
 NAME = "ppo_pettingzoo_ma_atari"

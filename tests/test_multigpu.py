@@ -14,16 +14,16 @@ import pytest
 import torch
 from conftest import ROOT
 
-from cleanrl_utils import rng
-from cleanrl_utils.evaluate import import_script
-from cleanrl_utils.graphs import CudaGraph, copy_of
+from cleanrl_utils.running import rng
+from cleanrl_utils.running.evaluation import import_script
+from cleanrl_utils.speed.graphs import CudaGraph, copy_of
 
 # What each process runs: the script, which says afterwards what it ended with.
 RANK = """
 import hashlib, json, os, runpy, sys
 from torch import distributed
 from torch.nn.utils import parameters_to_vector
-from cleanrl_utils.run import Run
+from cleanrl_utils.running.run import Run
 
 sys.argv, rank, calls = sys.argv[1:], os.environ["RANK"], []
 boundary, all_reduce = Run.boundary, distributed.all_reduce

@@ -6,8 +6,8 @@ import pytest
 import torch
 from probes import GAMMA, see_each_picture_once
 
-from cleanrl_utils import envs as envs_module
-from cleanrl_utils.evaluate import import_script, play
+from cleanrl_utils.environments import making as envs_module
+from cleanrl_utils.running.evaluation import import_script, play
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

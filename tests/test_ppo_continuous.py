@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cleanrl import ppo_continuous_action, rpo_continuous_action
-from cleanrl_utils.evaluate import load_model
+from cleanrl_utils.running.evaluation import load_model
 
 TINY = "--num-envs 2 --num-minibatches 1 --update-epochs 1 --gamma 0.9 --checkpoints 0"
 

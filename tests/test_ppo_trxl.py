@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from cleanrl_utils.evaluate import import_script
+from cleanrl_utils.running.evaluation import import_script
 
 script = import_script("ppo_trxl")
 VECTORS = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -189,7 +189,7 @@ def test_without_memory_gym_it_says_what_to_install(train, monkeypatch, capsys) 
 
 SLEEPER = """
 import sys, time
-from cleanrl_utils.envs import make
+from cleanrl_utils.environments.making import make
 make(*sys.argv[1:]).reset(seed=1)  # pygame has started
 print("here", flush=True)
 time.sleep(60)

@@ -9,8 +9,8 @@ import torch
 from probes import GAMMA
 
 from cleanrl import ppg_procgen, ppo_procgen
-from cleanrl_utils import envs as envs_module
-from cleanrl_utils.envs import OneOfPool, make_pool
+from cleanrl_utils.environments import making as envs_module
+from cleanrl_utils.environments.making import OneOfPool, make_pool
 
 SCRIPTS = ["ppo_procgen", "ppg_procgen"]
 TINY = "--num-envs 2 --num-steps 30 --num-minibatches 1 --gamma 0.9 --checkpoints 0"

@@ -22,12 +22,12 @@ from torch import nn
 
 from cleanrl import dqn_atari
 from cleanrl import qdagger_dqn_atari_impalacnn as qdagger
-from cleanrl_utils import checkpoint
-from cleanrl_utils.buffers import FrameReplayBuffer
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.evaluate import load_teacher, save_model
-from cleanrl_utils.metrics import Progress
-from cleanrl_utils.run import Run
+from cleanrl_utils.replay.buffers import FrameReplayBuffer
+from cleanrl_utils.running import checkpoint
+from cleanrl_utils.running.evaluation import load_teacher, save_model
+from cleanrl_utils.running.metrics import Progress
+from cleanrl_utils.running.run import Run
 
 pytest.importorskip("cv2")
 NAME, JAX_NAME = "qdagger_dqn_atari_impalacnn", "qdagger_dqn_atari_jax_impalacnn"
@@ -230,7 +230,7 @@ def test_a_cleared_memory_is_as_good_as_new() -> None:
 
 def test_so_is_one_in_jax() -> None:
     jax = pytest.importorskip("jax")
-    from cleanrl_utils.buffers_jax import FrameMemory
+    from cleanrl_utils.replay.buffers_jax import FrameMemory
 
     memory, rng = FrameMemory(30, PIXELS), np.random.default_rng(0)
     insert, clear = jax.jit(memory.insert), jax.jit(memory.clear)

@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 from conftest import Finished
 
-from cleanrl_utils import reproduce, results, rlops, stats
+from cleanrl_utils import reproduce, results, rlops
+from cleanrl_utils.analysis import stats
 from cleanrl_utils.enjoy import EnjoyArgs, find_model
 
 CHROMIUM = Path("/usr/bin/chromium")

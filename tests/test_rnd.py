@@ -10,8 +10,8 @@ import torch
 from probes import see_each_picture_once
 from torch import optim
 
-from cleanrl_utils import envs as envs_module
-from cleanrl_utils.evaluate import import_script
+from cleanrl_utils.environments import making as envs_module
+from cleanrl_utils.running.evaluation import import_script
 
 pytest.importorskip("cv2")
 SPACES = SimpleNamespace(single_action_space=gym.spaces.Discrete(3))

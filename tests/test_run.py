@@ -18,10 +18,11 @@ import pytest
 import torch
 from conftest import ROOT
 
-from cleanrl_utils import checkpoint, results, rng
+from cleanrl_utils import results
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.run import Run
-from cleanrl_utils.settings import TorchArgs, parse_args
+from cleanrl_utils.running import checkpoint, rng
+from cleanrl_utils.running.run import Run
+from cleanrl_utils.running.settings import TorchArgs, parse_args
 
 PPO = [sys.executable, str(ROOT / "cleanrl" / "ppo.py")]
 SHORT = ["--total-timesteps", "4096", "--num-steps", "64", "--save-model", "--eval-episodes", "1"]
@@ -111,7 +112,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(flags: str, train, capfd, monk
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     for words in BAD_INPUT[flags]:
         assert words in lines[0]
-    import cleanrl_utils.run as run_module
+    import cleanrl_utils.running.run as run_module
 
     for folder in list(Path("some").rglob("*"))[::-1]:  # what atexit does at the end of a process
         run_module.remove_if_empty([folder])
@@ -366,7 +367,7 @@ def test_a_pickle_in_place_of_a_model_is_never_run(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "sprung"),)
 
     torch.save(Trap(), tmp_path / "x.cleanrl_model")
-    from cleanrl_utils.evaluate import load_model
+    from cleanrl_utils.running.evaluation import load_model
 
     with pytest.raises(BadInput):
         load_model(tmp_path / "x.cleanrl_model")
@@ -413,9 +414,9 @@ def test_what_has_no_checkpoints_is_not_resumed(train, capfd) -> None:
 
 
 def test_an_evaluation_ends_where_an_episode_does_not(train, monkeypatch, capfd) -> None:
-    from cleanrl_utils import evaluate
+    from cleanrl_utils.running import evaluation
 
-    monkeypatch.setattr(evaluate, "LONGEST", 50)
+    monkeypatch.setattr(evaluation, "LONGEST", 50)
     flags = "--env-id CliffWalking-v1 --total-timesteps 1024 --save-model --eval-episodes 3"
     done = train("ppo", flags)
     summary = json.loads((done.folder / "finished.json").read_text())

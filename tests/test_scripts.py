@@ -8,8 +8,8 @@ import pytest
 from probes import GAMMA, see_each_picture_once
 from table import SCRIPTS, Script
 
-from cleanrl_utils.evaluate import as_policy, load_model, play
-from cleanrl_utils.run import Run
+from cleanrl_utils.running.evaluation import as_policy, load_model, play
+from cleanrl_utils.running.run import Run
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=str)
 
@@ -86,7 +86,7 @@ def probe_observations(script: Script, cues: list[float]) -> np.ndarray:
     """What the agent sees when the probe shows these cues."""
     import gymnasium as gym
 
-    from cleanrl_utils.evaluate import import_script
+    from cleanrl_utils.running.evaluation import import_script
 
     make_env = import_script(script.name).make_env
     rows = []

@@ -1,1 +1,1 @@
-"""Evaluation by its original import paths; cleanrl_utils.evaluate serves every script."""
+"""Evaluation by its original import paths; cleanrl_utils.running.evaluation serves every script."""

@@ -1,5 +1,5 @@
 """`evaluate` of DQN models in JAX, by the path it always had."""
 
-from cleanrl_utils.evaluate import evaluate
+from cleanrl_utils.running.evaluation import evaluate
 
 __all__ = ["evaluate"]

@@ -23,9 +23,9 @@ import torch
 from jax import Array
 from torch import Tensor
 
-from cleanrl_utils import checkpoint
-from cleanrl_utils.envs_jax import Brax, Episode, begin, import_brax
+from cleanrl_utils.environments.jax_envs import Brax, Episode, begin, import_brax
 from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.running import checkpoint
 
 OUTCOME = ("reward", "terminated", "done", "real", "episodic_return", "episodic_length")
 HAS_ISAAC_GYM = importlib.util.find_spec("isaacgym") is not None

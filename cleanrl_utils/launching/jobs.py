@@ -198,7 +198,7 @@ def environment(command: Command | None = None, tags: list[str] | None = None) -
     for name in THREADS:
         env.setdefault(name, "1")
     env.setdefault("PYTHONUNBUFFERED", "1")  # a log that is whole even after a kill
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parent.parent.parent)
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     env["PYTHONPATH"] = os.pathsep.join([*paths, *([root] if root not in paths else [])])
     old = [tag for tag in env.get("WANDB_TAGS", "").split(",") if tag]

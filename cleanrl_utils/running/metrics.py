@@ -12,8 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
-from cleanrl_utils import rng
 from cleanrl_utils.errors import BadInput
+from cleanrl_utils.running import rng
 
 HEADER = "step,seconds,tag,value\n"
 

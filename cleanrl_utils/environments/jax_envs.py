@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cleanrl_utils.envs import record_video
+from cleanrl_utils.environments.making import record_video
 from cleanrl_utils.errors import BadInput, missing_package, require
 
 PALETTE = np.array(  # of MinAtar's channels; the background is black

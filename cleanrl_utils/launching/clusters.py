@@ -19,9 +19,11 @@ from typing import Any
 from cleanrl_utils import submit_exp
 from cleanrl_utils.benchmark import BenchmarkArgs, Board, describe_status, same_command
 from cleanrl_utils.errors import BadInput, missing_package, require
-from cleanrl_utils.jobs import Job
+from cleanrl_utils.launching.jobs import Job
 
-TEMPLATE = Path(__file__).resolve().parent.parent / "benchmark" / "cleanrl_1gpu.slurm_template"
+TEMPLATE = (
+    Path(__file__).resolve().parent.parent.parent / "benchmark" / "cleanrl_1gpu.slurm_template"
+)
 CONNECT = 60  # seconds to reach a Ray cluster
 LOST = 15  # seconds that a job may be neither in Slurm's queue nor have left a result
 

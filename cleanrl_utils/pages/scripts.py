@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 TAG = re.compile(r"^(charts|episode|losses|eval)(/[\w-]+){1,2}$")
 ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
 ALWAYS += ["eval/episodic_return", "eval/episodic_length", "eval/mean_return", "eval/std_return"]

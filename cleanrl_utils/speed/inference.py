@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import nn
 
-from cleanrl_utils.graphs import Oracle
+from cleanrl_utils.speed.graphs import Oracle
 
 Forward = Callable[[np.ndarray], np.ndarray]
 ACTIVATIONS: dict[type, Forward] = {nn.ReLU: lambda x: np.maximum(x, 0), nn.Tanh: np.tanh}

@@ -23,8 +23,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from jax import Array, random
 
-from cleanrl_utils.buffers import compact, free_host_memory, stack_slots
 from cleanrl_utils.errors import require
+from cleanrl_utils.replay.buffers import compact, free_host_memory, stack_slots
 
 
 class Replay(NamedTuple):

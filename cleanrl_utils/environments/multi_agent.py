@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from cleanrl_utils.envs import record_video
+from cleanrl_utils.environments.making import record_video
 from cleanrl_utils.errors import BadInput, missing_package, require
 
 

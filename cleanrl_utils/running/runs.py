@@ -31,9 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cleanrl_utils import rng
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.run import NOTHING_BEFORE, Run, RunArgs, parse_args
+from cleanrl_utils.running import rng
+from cleanrl_utils.running.run import NOTHING_BEFORE, Run, RunArgs, parse_args
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
 

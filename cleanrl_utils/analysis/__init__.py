@@ -1,0 +1,1 @@
+"""Runs as tables, statistics, charts, the report page."""

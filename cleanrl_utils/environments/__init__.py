@@ -1,0 +1,1 @@
+"""Making environments of every family, and the wrappers that Gymnasium lacks."""

@@ -1,0 +1,1 @@
+"""Starting many runs: here, on Ray, Slurm or AWS Batch."""

@@ -1,0 +1,1 @@
+"""Replay memory, in torch and in JAX."""
