@@ -20,6 +20,7 @@ from jax import Array, random
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, FrameReplay
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.speed.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
@@ -76,13 +77,16 @@ class Args(RunArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -101,11 +105,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as dqn_atari_jax.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    spawned = partial(gym.vector.AsyncVectorEnv, context="spawn")  # JAX's threads survive no fork
-    vector = spawned if args.async_envs else gym.vector.SyncVectorEnv
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     return vector([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
@@ -244,7 +248,7 @@ class Learner:
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
 
     learner = Learner(args, envs)
@@ -253,24 +257,19 @@ if __name__ == "__main__":
     learn = jax.jit(learner.learn, donate_argnums=0)
     copy_to_target = lambda train: train._replace(target_network=train.q_network)  # noqa: E731
     update_target = jax.jit(copy_to_target, donate_argnums=0)
-    insert, cut = (jax.jit(f, donate_argnums=0) for f in (memory.insert, memory.cut))
+    insert = jax.jit(memory.insert, donate_argnums=0)
     nothing = jnp.zeros((2, len(TAGS)))
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
-    start = run.resume(args.num_turns, **state, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **state, rng=rng, envs=envs)
     train, replay, sums = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
         # new environments, so that a resumed run is the same run
-        if run.boundary(turn, train=train, replay=replay, sums=sums):
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            replay = cut(replay)
-            ended = np.zeros(args.num_envs, dtype=bool)
-
         # Act. Each environment explores by a coin of its own.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
@@ -299,6 +298,6 @@ if __name__ == "__main__":
         run.log_episodes(infos, global_step)
         if run.evaluation_due(global_step):
             run.evaluate(learner.agent(train), global_step)
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
-    envs.close()
     run.finish(learner.agent(train))

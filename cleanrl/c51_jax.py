@@ -19,6 +19,7 @@ from flax import linen as nn
 from jax import Array, random
 
 from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers_jax import Batch, Replay, ReplayMemory
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.speed.jax_tools import (
@@ -81,11 +82,13 @@ class Args(RunArgs):
 
 
 # same as ppo.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
             env = gym.wrappers.FlattenObservation(env)
@@ -96,10 +99,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    return SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
 class QNetwork(nn.Module):
@@ -235,7 +239,7 @@ def best_actions(logits: np.ndarray, atoms: np.ndarray) -> np.ndarray:
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
 
     learner = Learner(args, envs)
@@ -250,17 +254,13 @@ if __name__ == "__main__":
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
-    start = run.resume(args.num_turns, **state, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **state, rng=rng, envs=envs)
     train, replay, sums = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
         # new environments, so that a resumed run is the same run
-        if run.boundary(turn, train=train, replay=replay, sums=sums):
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, dtype=bool)
-
         # Act. Each environment explores by a coin of its own.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
@@ -289,6 +289,6 @@ if __name__ == "__main__":
         run.log_episodes(infos, global_step)
         if run.evaluation_due(global_step):
             run.evaluate(learner.agent(train), global_step)
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
-    envs.close()
     run.finish(learner.agent(train))

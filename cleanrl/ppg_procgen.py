@@ -8,13 +8,14 @@ Paper: https://arxiv.org/abs/2009.04416. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.environments.making import make_one_of_pool, make_pool
+from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.speed.graphs import to_device
 
@@ -89,11 +90,13 @@ class Args(TorchArgs):
 
 
 # same as ppo_procgen.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment for evaluation; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        folder = f"videos/{run_name}" if capture_video and idx == 0 else None
+        folder = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(make_one_of_pool(task_of(env_id), folder))
         env.action_space.seed(seed)
         return env
@@ -108,9 +111,9 @@ def task_of(env_id: str) -> str:
 
 
 # same as ppo_procgen.py
-def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    envs = make_pool(task_of(args.env_id), num_envs=args.num_envs, seed=seed)
+    envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
     space, actions = envs.single_observation_space, envs.single_action_space
     pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
     fits = pictures and isinstance(actions, gym.spaces.Discrete)
@@ -304,7 +307,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.env_seed)
+    envs = make_envs(args)
 
     agent = Agent(envs).to(device)
     adam = dict(fused=True, capturable=device.type == "cuda")
@@ -332,16 +335,11 @@ if __name__ == "__main__":
     phase_returns, phase_real = torch.zeros(2, *phase_shape, device=device)
 
     state = dict(agent=agent, optimizer=optimizer, aux_optimizer=aux_optimizer)
-    start = run.resume(args.num_phases, **state, returns=return_stats)
+    discounted = np.zeros_like(record[0])  # returns of the open episodes so far
+    start = run.resume(args.num_phases, **state, returns=return_stats, envs=envs)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start * args.n_iteration, args.num_iterations):
         phase, number = divmod(iteration, args.n_iteration)
-        if number == 0 and run.boundary(phase):  # between phases: none has to be saved half-done
-            envs.close()
-            envs = make_envs(args, run.env_seed)
-            next_obs, _ = envs.reset()
-            ended = np.zeros(args.num_envs, bool)
-            scores = np.zeros(args.num_envs)
-            discounted = np.zeros_like(record[0])  # returns of the open episodes so far
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             for group in optimizer.param_groups + aux_optimizer.param_groups:
@@ -359,10 +357,7 @@ if __name__ == "__main__":
             discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
-            scores += reward
-            for i in np.flatnonzero(ended):
-                run.log_episode(scores[i], infos["elapsed_step"][i], global_step)
-                scores[i] = 0
+            run.log_episodes(infos, global_step)
         with torch.no_grad():
             values[-1] = agent.get_value(to_device(next_obs, device))
 
@@ -424,6 +419,9 @@ if __name__ == "__main__":
             metrics["losses/aux/real_value_loss"] = real_v_loss
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        phase_ends = number == args.n_iteration - 1  # so that none has to be saved half-done
+        if phase_ends and run.checkpoint(phase + 1):  # EnvPool cannot be saved: it starts new games
+            next_obs, ended = envs.obs, envs.ended
+            discounted[:] = 0
 
-    envs.close()
     run.finish(agent)

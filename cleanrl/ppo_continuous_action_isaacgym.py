@@ -16,6 +16,7 @@ from math import e, log, pi
 
 with contextlib.suppress(ImportError):
     import isaacgym  # noqa: F401  it asks to be imported before torch
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -86,11 +87,13 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one of Brax's environments to evaluate in; the first may be filmed."""
 
     def thunk() -> gym.Env:
-        video = f"videos/{run_name}" if capture_video and idx == 0 else None
+        video = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(to_gym(Brax.make(brax_name(env_id)), video))
         env.action_space.seed(seed)
         return env
@@ -219,7 +222,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, None if HAS_ISAAC_GYM else make_env)
     device = run.device
-    envs = make_tensor_envs(args.env_id, args.num_envs, run.env_seed, run)
+    envs = make_tensor_envs(args.env_id, args.num_envs, args.seed, run)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -235,11 +238,10 @@ if __name__ == "__main__":
     actions = torch.zeros(*shape, num_actions, device=device)
     record = torch.zeros(len(OUTCOME), *shape, device=device)
 
-    envs.reset(run.env_seed)
+    envs.reset(args.seed)
     start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
     next_obs = envs.observe()
     for iteration in range(start, args.num_iterations):
-        run.boundary(iteration)  # a checkpoint, where one is due, has Brax's environments, too
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -287,6 +289,7 @@ if __name__ == "__main__":
         run.log_rollout(episodic_returns.cpu(), episodic_lengths.cpu(), global_step)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
         played = (iteration + 1) * args.num_steps
         if args.capture_video and played % args.record_video_step_frequency < args.num_steps:
             run.film(agent)

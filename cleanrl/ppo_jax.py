@@ -8,6 +8,7 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import jax
@@ -74,11 +75,13 @@ TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "o
 TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment to evaluate in; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        video = f"videos/{run_name}" if capture_video and idx == 0 else None
+        video = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(to_gym(Gymnax.make(env_id), video))
         env.action_space.seed(seed)
         return env
@@ -241,9 +244,9 @@ if __name__ == "__main__":
     start = run.resume(args.num_iterations // args.segment, train=train, episodes=episodes)
     train, episodes = run.state["train"], run.state["episodes"]
     for segment in range(start, run.total):
-        run.boundary(segment, train=train, episodes=episodes)  # a checkpoint has the episodes, too
         train, episodes, metrics, returns, lengths = program(train, episodes)
         global_step = (segment + 1) * args.segment * args.batch_size
         run.log_segment(metrics, returns, lengths, global_step)
         run.evaluate(Agent(train["params"]), global_step)
+        run.checkpoint(segment + 1, train=train, episodes=episodes)
     run.finish(Agent(train["params"]))

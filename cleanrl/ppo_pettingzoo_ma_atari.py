@@ -8,6 +8,7 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.multi_agent import EachPlayer, count_players, make_game
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 
 
@@ -71,11 +73,13 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one game; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make_game(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make_game(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         if ":" not in env_id:  # an Atari game
             env = atari.NoopReset(env, noop_max=30)  # all games would start alike
             env = atari.MaxAndSkip(env, skip=4)
@@ -92,10 +96,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
     return thunk
 
 
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     players = count_players(args.env_id)
     each = f"the {players} players of {args.env_id}"
     require(args.num_envs % players == 0, f"--num-envs must be a multiple of {each}")
@@ -210,7 +215,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -225,13 +230,13 @@ if __name__ == "__main__":
     actions = torch.zeros(args.num_steps, *action_shape, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, *action_shape), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    envs.reset(seed=args.seed)
+    ended = np.zeros(action_shape, bool)  # of each player
+    state = dict(agent=agent, optimizer=optimizer, envs=envs, ended=ended)
+    start = run.resume(args.num_iterations, **state)
+    next_obs = envs.obs
+    ended |= envs.ended[:, None]
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(action_shape, bool)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -243,7 +248,7 @@ if __name__ == "__main__":
             next_obs, _, _, trunc, infos = envs.step(actions[step].cpu().numpy())
             reward, term, trunc = infos["rewards"], infos["dead"], trunc[:, None]
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            ended = term | trunc
+            ended[:] = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)  # the first player's
             for i in np.flatnonzero(infos.get("_returns", [])):
@@ -283,6 +288,6 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    envs.close()
     run.finish(agent)

@@ -8,13 +8,14 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.environments.making import make_one_of_pool, make_pool
+from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.speed.graphs import to_device
 
@@ -69,11 +70,13 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment for evaluation; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        folder = f"videos/{run_name}" if capture_video and idx == 0 else None
+        folder = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(make_one_of_pool(task_of(env_id), folder))
         env.action_space.seed(seed)
         return env
@@ -86,9 +89,9 @@ def task_of(env_id: str) -> str:
     return env_id if "-v" in env_id else f"{env_id.capitalize()}Easy-v0"
 
 
-def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    envs = make_pool(task_of(args.env_id), num_envs=args.num_envs, seed=seed)
+    envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
     space, actions = envs.single_observation_space, envs.single_action_space
     pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
     fits = pictures and isinstance(actions, gym.spaces.Discrete)
@@ -240,7 +243,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.env_seed)
+    envs = make_envs(args)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -259,15 +262,11 @@ if __name__ == "__main__":
     values = torch.zeros(args.num_steps + 1, args.num_envs, device=device)
     record = np.zeros((4, *shape), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, returns=return_stats)
+    discounted = np.zeros_like(record[0])  # returns of the open episodes so far
+    state = dict(agent=agent, optimizer=optimizer, returns=return_stats, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.env_seed)
-            next_obs, _ = envs.reset()
-            ended = np.zeros(args.num_envs, bool)
-            scores = np.zeros(args.num_envs)
-            discounted = np.zeros_like(record[0])  # returns of the open episodes so far
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -282,10 +281,7 @@ if __name__ == "__main__":
             discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
-            scores += reward
-            for i in np.flatnonzero(ended):
-                run.log_episode(scores[i], infos["elapsed_step"][i], global_step)
-                scores[i] = 0
+            run.log_episodes(infos, global_step)
         with torch.no_grad():
             values[-1] = agent.get_value(to_device(next_obs, device))
 
@@ -320,6 +316,8 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        if run.checkpoint(iteration + 1):  # EnvPool cannot be saved: it starts new games
+            next_obs, ended = envs.obs, envs.ended
+            discounted[:] = 0
 
-    envs.close()
     run.finish(agent)

@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from cleanrl_utils.environments.making import make
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 
 LONGEST = 1024  # steps of an episode that have a learned position of their own
@@ -87,11 +88,13 @@ class Args(PixelArgs):
         require(divides, f"--trxl-dim must be even, and --trxl-num-heads divide {self.trxl_dim}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         shape = env.observation_space.shape or ()
         dtype = env.observation_space.dtype
@@ -108,10 +111,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo_atari.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     return vector([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
@@ -331,7 +335,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     known = isinstance(envs.single_action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
     require(known, f"--env-id {args.env_id}: actions must be Discrete or MultiDiscrete")
 
@@ -356,14 +360,13 @@ if __name__ == "__main__":
 
     sample = run.accelerate(torch.no_grad()(agent.step))
     learn = run.accelerate(partial(update, agent, optimizer, args, ent_coef, memory, positions))
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    position = np.zeros(args.num_envs, int)  # of the next observation in its episode
+    envs.reset(seed=args.seed)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    state |= dict(memory=memory, positions=positions, position=position)
+    start = run.resume(args.num_iterations, **state)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, bool)
-            position = np.zeros(args.num_envs, int)  # with nothing before it to remember
         remaining = max(0, 1 - iteration * args.batch_size / args.anneal_steps)
         lr = optimizer.param_groups[0]["lr"]
         lr.fill_(args.final_lr + remaining * (args.init_lr - args.final_lr))
@@ -380,7 +383,7 @@ if __name__ == "__main__":
             actions[step], hidden[step], memory[:, :, row] = sample(*seen)
             next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            position = np.where(ended, 0, position + 1)  # what a reset returns begins an episode
+            position[:] = np.where(ended, 0, position + 1)  # what a reset returns begins an episode
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
@@ -429,6 +432,6 @@ if __name__ == "__main__":
             metrics |= zip(tags, np.concatenate(episodes, 1).mean(1), strict=True)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    envs.close()
     run.finish(agent)

@@ -8,7 +8,7 @@ Paper: https://arxiv.org/abs/2206.01626. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -18,9 +18,11 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.running.evaluation import load_teacher
 from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 
 
@@ -93,13 +95,16 @@ class Args(PixelArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -118,10 +123,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo_atari.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     return vector([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
@@ -227,15 +233,6 @@ def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> 
         target.lerp_(source, tau)
 
 
-def new_games(
-    envs: gym.vector.VectorEnv, args: Args, name: str, seed: int
-) -> tuple[gym.vector.VectorEnv, np.ndarray, np.ndarray]:
-    """New environments, their first observations, and that no episode has ended."""
-    envs.close()
-    envs = make_envs(args, name)
-    return envs, envs.reset(seed=seed)[0], np.zeros(args.num_envs, dtype=bool)
-
-
 TAGS = ["losses/loss", "losses/td_loss", "losses/distill_loss", "losses/q_values"]
 OFFLINE = ["charts/offline/loss", "charts/offline/q_loss", "charts/offline/distill_loss"]
 
@@ -243,7 +240,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
     num_actions = envs.single_action_space.n
 
@@ -266,7 +263,9 @@ if __name__ == "__main__":
     state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
     state |= dict(teacher=teacher, memory=memory, losses=losses, distill_coeff=distill_coeff)
     state |= dict(rng=rng, teacher_return=teacher_return, returns=returns)
-    start = run.resume(args.num_turns, **state)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **state, envs=envs)
+    obs, ended = envs.obs, envs.ended
     if start == 0:
         teacher_return[...] = np.mean(run.play(teacher, args.teacher_eval_episodes, args.end_e))
         run.log({"charts/teacher/avg_episodic_return": teacher_return}, 0)
@@ -274,9 +273,6 @@ if __name__ == "__main__":
 
     # First phase: the teacher plays, with less and less chance, and fills the memory.
     for turn in range(start, args.teacher_turns):
-        if run.boundary(turn):  # new environments, so that a resumed run is the same run
-            envs, obs, ended = new_games(envs, args, f"{run.name}-teacher", run.env_seed)
-            memory.cut()
         steps = turn * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
         actions = act(teacher_q_values, obs, epsilon, rng, num_actions)
@@ -284,10 +280,10 @@ if __name__ == "__main__":
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, steps + args.num_envs, "teacher/")
+        run.checkpoint(turn + 1)
 
     # Second phase: the student learns from what the teacher did, and from what it would do.
     for turn in range(max(start, args.teacher_turns), args.online_turn):
-        run.boundary(turn)
         learn()
         step = turn - args.teacher_turns + 1
         global_step = args.phases["teacher"] + step
@@ -299,13 +295,14 @@ if __name__ == "__main__":
             played = run.play(q_network, args.teacher_eval_episodes, args.end_e)
             run.log({"charts/offline/avg_episodic_return": np.mean(played)}, global_step)
         run.evaluate(q_network, global_step)
+        run.checkpoint(turn + 1)
 
     # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
     for turn in range(max(start, args.online_turn), args.num_turns):
-        if run.boundary(turn) or turn == args.online_turn:
-            forget = memory.clear if turn == args.online_turn else memory.cut
-            forget()
-            envs, obs, ended = new_games(envs, args, run.name, run.env_seed)
+        if turn == args.online_turn:
+            memory.clear()
+            envs.reset(seed=derive_seed(args.seed, turn))
+            obs, ended = envs.obs, envs.ended
 
         # Act.
         steps = (turn - args.online_turn) * args.num_envs
@@ -335,6 +332,6 @@ if __name__ == "__main__":
             returns[:] = [*returns, *infos["episode"]["r"][infos["_episode"]]][-len(returns) :]
             distill_coeff.fill_(get_distill_coeff(returns, float(teacher_return), args))
         run.evaluate(q_network, global_step)
+        run.checkpoint(turn + 1)
 
-    envs.close()
     run.finish(q_network)

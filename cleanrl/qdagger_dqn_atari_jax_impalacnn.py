@@ -20,8 +20,10 @@ from jax import Array, random
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, FrameReplay
 from cleanrl_utils.running.evaluation import load_teacher
+from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.speed.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
 
@@ -96,13 +98,16 @@ class Args(RunArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -121,11 +126,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as dqn_atari_jax.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    spawned = partial(gym.vector.AsyncVectorEnv, context="spawn")  # JAX's threads survive no fork
-    vector = spawned if args.async_envs else gym.vector.SyncVectorEnv
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     return vector([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
@@ -192,16 +197,6 @@ def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) ->
     # by the size of the teacher's, so that a student below a teacher below 0 still learns from it
     behind = (teacher_return - returns.mean()) / (abs(teacher_return) or 1)
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
-
-
-# same as qdagger_dqn_atari_impalacnn.py
-def new_games(
-    envs: gym.vector.VectorEnv, args: Args, name: str, seed: int
-) -> tuple[gym.vector.VectorEnv, np.ndarray, np.ndarray]:
-    """New environments, their first observations, and that no episode has ended."""
-    envs.close()
-    envs = make_envs(args, name)
-    return envs, envs.reset(seed=seed)[0], np.zeros(args.num_envs, dtype=bool)
 
 
 # same as dqn_jax.py
@@ -287,7 +282,7 @@ class Learner:
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
     num_actions = envs.single_action_space.n
 
@@ -298,8 +293,7 @@ if __name__ == "__main__":
     teacher_q_values = jax.jit(learner.teacher_packing.reader(learner.teacher.network.apply))
     learn = jax.jit(learner.learn, donate_argnums=0)
     update_target = jax.jit(learner.update_target, donate_argnums=0)
-    changes = memory.insert, memory.cut, memory.clear
-    insert, cut, clear = (jax.jit(f, donate_argnums=0) for f in changes)
+    insert, clear = (jax.jit(f, donate_argnums=0) for f in (memory.insert, memory.clear))
     nothing = jnp.zeros((2, len(TAGS)))
     rng = np.random.default_rng(args.seed)
     teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
@@ -307,7 +301,9 @@ if __name__ == "__main__":
     teacher = learner.teacher_packing.pack(learner.teacher.params)
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing, teacher=teacher)
     known = dict(rng=rng, teacher_return=teacher_return, returns=returns)
-    start = run.resume(args.num_turns, **state, **known)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **state, **known, envs=envs)
+    obs, ended = envs.obs, envs.ended
     train, replay, sums, teacher = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
     if start == 0:
@@ -319,10 +315,6 @@ if __name__ == "__main__":
 
     # First phase: the teacher plays, with less and less chance, and fills the memory.
     for turn in range(start, args.teacher_turns):
-        # new environments, so that a resumed run is the same run
-        if run.boundary(turn, train=train, replay=replay, sums=sums):
-            envs, obs, ended = new_games(envs, args, f"{run.name}-teacher", run.env_seed)
-            replay = cut(replay)
         steps = turn * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
         actions = act(partial(teacher_q_values, teacher), obs, epsilon, rng, num_actions)
@@ -330,10 +322,10 @@ if __name__ == "__main__":
         replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, steps + args.num_envs, "teacher/")
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
     # Second phase: the student learns from what the teacher did, and from what it would do.
     for turn in range(max(start, args.teacher_turns), args.online_turn):
-        run.boundary(turn, train=train, replay=replay, sums=sums)
         train, sums = learn(train, teacher, distill_coeff, sums, replay)
         step = turn - args.teacher_turns + 1
         global_step = args.phases["teacher"] + step
@@ -347,12 +339,14 @@ if __name__ == "__main__":
             run.log({"charts/offline/avg_episodic_return": np.mean(played)}, global_step)
         if run.evaluation_due(global_step):
             run.evaluate(learner.agent(train), global_step)
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
     # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
     for turn in range(max(start, args.online_turn), args.num_turns):
-        if run.boundary(turn, train=train, replay=replay, sums=sums) or turn == args.online_turn:
-            replay = clear(replay) if turn == args.online_turn else cut(replay)
-            envs, obs, ended = new_games(envs, args, run.name, run.env_seed)
+        if turn == args.online_turn:
+            replay = clear(replay)
+            envs.reset(seed=derive_seed(args.seed, turn))
+            obs, ended = envs.obs, envs.ended
 
         # Act.
         steps = (turn - args.online_turn) * args.num_envs
@@ -384,6 +378,6 @@ if __name__ == "__main__":
             distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
         if run.evaluation_due(global_step):
             run.evaluate(learner.agent(train), global_step)
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
-    envs.close()
     run.finish(learner.agent(train))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
@@ -69,13 +70,16 @@ class Args(PixelArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -94,10 +98,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo_atari.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     return vector([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
@@ -209,7 +214,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
 
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
@@ -234,15 +239,10 @@ if __name__ == "__main__":
 
     learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
     logs = dict(q_losses=q_losses, policy_losses=policy_losses)
-    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng, envs=envs)
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
-        if run.boundary(turn):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, dtype=bool)
-            memory.cut()
-
         # Act: at random at first. Later a GPU is asked, but not waited for yet.
         at_random = turn * args.num_envs < args.learning_starts
         if not at_random:
@@ -270,6 +270,6 @@ if __name__ == "__main__":
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)
+        run.checkpoint(turn + 1)
 
-    envs.close()
     run.finish(agent.actor)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
@@ -68,11 +69,13 @@ class Args(TorchArgs):
 
 
 # same as ppo.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
             env = gym.wrappers.FlattenObservation(env)
@@ -83,10 +86,11 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+    film = dict(capture_video=args.capture_video, video_folder=video_folder)
+    one = partial(make_env, args.env_id, **film, **args.env_settings)
+    return SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
 
 
 class Actor(nn.Module):
@@ -219,7 +223,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py", bounded=True)
 
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
@@ -245,14 +249,10 @@ if __name__ == "__main__":
 
     learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
     logs = dict(q_losses=q_losses, policy_losses=policy_losses)
-    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng, envs=envs)
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
-        if run.boundary(turn):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, dtype=bool)
-
         # Act: at random at first. Later a GPU is asked, but not waited for yet.
         at_random = turn * args.num_envs < args.learning_starts
         if not at_random:
@@ -277,6 +277,6 @@ if __name__ == "__main__":
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)
+        run.checkpoint(turn + 1)
 
-    envs.close()
     run.finish(agent.actor)
