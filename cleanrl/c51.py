@@ -20,47 +20,48 @@ from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "CartPole-v1"
-    """id of the environment; a package's own environment as module:Id"""
-    total_timesteps: int = 500_000
-    """environment steps of the whole training"""
-    learning_rate: float = 2.5e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 500_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
-    n_atoms: int = 101
-    """values that a return can have in the network's eyes, evenly spaced"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    n_atoms: Count = 101
+    """number of atoms of the return distribution"""
     v_min: float = -100
-    """the lowest of them"""
+    """smallest atom of the return distribution"""
     v_max: float = 100
-    """the highest of them"""
-    min_probability: float = 0.0
-    """what a smaller predicted probability counts as in the loss, where it then has no gradient;
-    the original has 1e-5"""
-    buffer_size: int = 10_000
-    """transitions that the replay memory holds"""
+    """largest atom of the return distribution"""
+    min_probability: Share = 0.0
+    """lower bound of predicted probabilities in the loss, below which they have no gradient; the
+    original uses 1e-5"""
+    buffer_size: Count = 10_000
+    """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the replay memory is; auto: where the network is, if there is room"""
-    gamma: float = 0.99
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
     """discount factor"""
-    target_network_frequency: int = 500
-    """steps between two copies of the Q-network to the target network"""
-    batch_size: int = 128
-    """transitions of a gradient step"""
-    start_e: float = 1
-    """probability of a random action at the start"""
-    end_e: float = 0.05
-    """probability of a random action in the end"""
-    exploration_fraction: float = 0.5
-    """part of the training over which that probability falls"""
-    learning_starts: int = 10_000
-    """steps before the first gradient step"""
-    train_frequency: int = 10
-    """steps between two gradient steps"""
+    target_network_frequency: Count = 500
+    """update the target network every this many steps"""
+    batch_size: Count = 128
+    """number of transitions per gradient step"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.05
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.5
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+    learning_starts: Natural = 10_000
+    """number of steps before the first gradient step"""
+    train_frequency: Count = 10
+    """number of steps per gradient step"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,9 +93,12 @@ def make_env(
 # same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    film = dict(capture_video=args.capture_video, video_folder=video_folder)
-    one = partial(make_env, args.env_id, **film, **args.env_settings)
-    return SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
 
 
 class QNetwork(nn.Sequential):

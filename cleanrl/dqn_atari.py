@@ -22,40 +22,41 @@ from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 
 
 @dataclass
 class Args(PixelArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
-    """id of the game; any other environment of pictures works, too, as module:Id"""
-    total_timesteps: int = 10_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 1e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
-    buffer_size: int = 1_000_000
-    """transitions that the replay memory holds: 6.6 GiB by default, each frame once"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the replay memory is; auto: where the network is, if there is room"""
-    gamma: float = 0.99
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
     """discount factor"""
-    tau: float = 1.0
-    """how far a target update moves the target network to the Q-network; 1 copies it"""
-    target_network_frequency: int = 1000
-    """steps between two target updates"""
-    batch_size: int = 32
-    """transitions of a gradient step"""
-    start_e: float = 1
-    """probability of a random action at the start"""
-    end_e: float = 0.01
-    """probability of a random action in the end"""
-    exploration_fraction: float = 0.1
-    """part of the training over which that probability falls"""
-    learning_starts: int = 80_000
-    """steps before the first gradient step"""
-    train_frequency: int = 4
-    """steps between two gradient steps"""
+    tau: Share = 1.0
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    target_network_frequency: Count = 1000
+    """update the target network every this many steps"""
+    batch_size: Count = 32
+    """number of transitions per gradient step"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.01
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.1
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+    learning_starts: Natural = 80_000
+    """number of steps before the first gradient step"""
+    train_frequency: Count = 4
+    """number of steps per gradient step"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,10 +97,13 @@ def make_env(
 # same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    film = dict(capture_video=args.capture_video, video_folder=video_folder)
-    one = partial(make_env, args.env_id, **film, **args.env_settings)
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
     vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+    return vector([one(i) for i in range(args.num_envs)])
 
 
 class QNetwork(nn.Sequential):

@@ -17,62 +17,65 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
 from cleanrl_utils.speed.graphs import to_device
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "starpilot"
-    """game of Procgen, in its easy distribution; or EnvPool's own id, as StarpilotHard-v0"""
-    total_timesteps: int = 25_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 5e-4
+    """game of Procgen, with easy levels; others by EnvPool's id, e.g. StarpilotHard-v0"""
+    total_timesteps: Count = 25_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 5e-4
     """learning rate of Adam"""
-    num_envs: int = 64
-    """environments stepped side by side"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
-    num_steps: int = 256
-    """steps of each environment between two updates"""
+    num_envs: Count = 64
+    """number of parallel environments"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 256
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = False
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.999
-    """discount factor, also of the returns that rewards are scaled by"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 8
-    """minibatches an epoch is cut into"""
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.999
+    """discount factor"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 8
+    """number of minibatches per epoch"""
     adv_norm_fullbatch: bool = True
-    """normalise the advantages, over the whole rollout"""
-    clip_coef: float = 0.2
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages over the whole rollout"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end the policy's epochs of an update after one whose approximate KL divergence passes this"""
-    n_iteration: int = 32
-    """rollouts, each followed by an update of the policy, in a phase"""
-    e_policy: int = 1
-    """times such an update goes over its rollout for the policy"""
-    v_value: int = 1
-    """times it goes over its rollout for the value function"""
-    e_auxiliary: int = 6
-    """times a phase's end goes over all of its rollouts"""
-    beta_clone: float = 1.0
-    """weight, there, of the KL divergence from the policy that the phase arrived at"""
-    num_aux_rollouts: int = 4
-    """rollouts of single environments, there, that one backward pass takes: lower, less memory"""
-    n_aux_grad_accum: int = 1
-    """backward passes that one gradient step, there, adds up"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
+    n_iteration: Count = 32
+    """number of rollouts, each with a policy update, per phase"""
+    e_policy: Count = 1
+    """number of policy epochs per rollout"""
+    v_value: Count = 1
+    """number of value function epochs per rollout"""
+    e_auxiliary: Count = 6
+    """number of epochs of the auxiliary phase"""
+    beta_clone: NonNegative = 1.0
+    """coefficient of the behavioural cloning loss in the auxiliary phase"""
+    num_aux_rollouts: Count = 4
+    """number of single-environment rollouts per minibatch of the auxiliary phase"""
+    n_aux_grad_accum: Count = 1
+    """number of minibatches per gradient step of the auxiliary phase (gradient accumulation)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_phases = self.total_timesteps // (self.batch_size * self.n_iteration)

@@ -19,45 +19,46 @@ from jax import Array, random
 
 from cleanrl_utils.environments.jax_envs import Episode, Gymnax, Step, advance, begin, to_gym
 from cleanrl_utils.running.runs import Runs, RunsArgs, parse_args, require, segment_length
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, permutations
 
 
 @dataclass
 class Args(RunsArgs):
     env_id: str = "CartPole-v1"
-    """id of the environment: one of gymnax's with discrete actions"""
-    total_timesteps: int = 500_000
-    """environment steps of the whole training, of each agent"""
-    learning_rate: float = 2.5e-4
+    """id of the environment, one of gymnax's with discrete actions"""
+    total_timesteps: Count = 500_000
+    """number of environment steps per agent"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 4
-    """environments stepped side by side, by each agent"""
-    num_steps: int = 128
-    """steps of each environment between two updates"""
+    num_envs: Count = 4
+    """number of parallel environments per agent"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.2
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.envpool import Pool
 from cleanrl_utils.environments.making import make
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share, Threads
 from cleanrl_utils.speed.graphs import to_device
 
 STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be learnt by heart
@@ -27,54 +28,56 @@ STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "MontezumaRevenge-v5"
-    """id of the game; MontezumaRevengeNoFrameskip-v4 is another name for EnvPool's"""
-    total_timesteps: int = 2_000_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 1e-4
+    """id of the game, one of EnvPool's Atari games"""
+    total_timesteps: Count = 2_000_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
-    num_envs: int = 128
-    """environments stepped side by side"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
-    num_steps: int = 128
-    """steps of each environment between two updates"""
+    num_envs: Count = 128
+    """number of parallel environments"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.999
-    """discount factor of the game's rewards"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.999
+    """discount factor"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.001
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
-    update_proportion: float = 0.25
-    """share of a minibatch that the predictor learns from"""
-    int_coef: float = 1.0
-    """weight of the advantage of curiosity"""
-    ext_coef: float = 2.0
-    """weight of the advantage of the game's rewards"""
-    int_gamma: float = 0.99
-    """discount factor of curiosity"""
-    num_iterations_obs_norm_init: int = 50
-    """rollouts of random actions that the statistics of frames begin with"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.001
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
+    update_proportion: Share = 0.25
+    """fraction of each minibatch that trains the predictor network"""
+    int_coef: NonNegative = 1.0
+    """coefficient of the intrinsic advantage"""
+    ext_coef: NonNegative = 2.0
+    """coefficient of the extrinsic advantage"""
+    int_gamma: Share = 0.99
+    """discount factor of the intrinsic reward"""
+    num_iterations_obs_norm_init: Natural = 50
+    """number of rollouts with random actions that initialise the observation statistics"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size

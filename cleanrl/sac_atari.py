@@ -23,42 +23,43 @@ from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 
 
 @dataclass
 class Args(PixelArgs):
     env_id: str = "BeamRiderNoFrameskip-v4"
-    """id of the game; any other environment of pictures works, too, as module:Id"""
-    total_timesteps: int = 5_000_000
-    """environment steps of the whole training"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
-    buffer_size: int = 1_000_000
-    """transitions that the replay memory holds, each frame once: 1,000,000 take 6.6 GiB"""
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 5_000_000
+    """number of environment steps"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the replay memory is; auto: where the networks are, if there is room"""
-    gamma: float = 0.99
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
     """discount factor"""
-    tau: float = 1.0
-    """how far the target critics move towards the critics each time; 1 copies them"""
-    batch_size: int = 64
-    """transitions of a gradient step"""
-    learning_starts: int = 20_000
-    """steps, with random actions, before the first gradient step"""
-    policy_lr: float = 3e-4
-    """learning rate of the policy and of the temperature"""
-    q_lr: float = 3e-4
+    tau: Share = 1.0
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    batch_size: Count = 64
+    """number of transitions per gradient step"""
+    learning_starts: Natural = 20_000
+    """number of steps with random actions before the first gradient step"""
+    policy_lr: NonNegative = 3e-4
+    """learning rate of the policy and the entropy coefficient"""
+    q_lr: NonNegative = 3e-4
     """learning rate of the critics"""
-    update_frequency: int = 4
-    """steps between two updates of everything"""
-    target_network_frequency: int = 8_000
-    """steps between two moves of the target critics"""
-    alpha: float = 0.2
-    """weight of the entropy (temperature); only with --no-autotune"""
+    update_frequency: Count = 4
+    """update every this many steps"""
+    target_network_frequency: Count = 8_000
+    """update the target network every this many steps"""
+    alpha: NonNegative = 0.2
+    """entropy coefficient (temperature), used only with --no-autotune"""
     autotune: bool = True
-    """tune the temperature so that the policy's entropy stays near its target"""
-    target_entropy_scale: float = 0.89
-    """that target, as a part of the largest entropy, which is that of random actions"""
+    """tune the entropy coefficient towards a target entropy"""
+    target_entropy_scale: NonNegative = 0.89
+    """target entropy as a fraction of the maximum entropy, that of random actions"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,10 +101,13 @@ def make_env(
 # same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    film = dict(capture_video=args.capture_video, video_folder=video_folder)
-    one = partial(make_env, args.env_id, **film, **args.env_settings)
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
     vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+    return vector([one(i) for i in range(args.num_envs)])
 
 
 def layer_init(layer: nn.Conv2d | nn.Linear) -> nn.Module:

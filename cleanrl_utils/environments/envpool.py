@@ -50,19 +50,18 @@ class Pool:
     def __init__(self, task: str, num_envs: int, seed: int, **settings: Any):
         self.make = partial(make_pool, task, num_envs=num_envs, **settings)
         self.num_envs, self.seed, self.number = num_envs, seed, 0
-        self.pool: Any = None
         self._start()
         self.single_observation_space = self.pool.single_observation_space
         self.single_action_space = self.pool.single_action_space
 
     def _start(self) -> None:
-        self.pool = self.make(seed=derive_seed(self.seed, self.number))
+        self.pool: Any = self.make(seed=derive_seed(self.seed, self.number))
         self._obs, _ = self.pool.reset()
         self._ended = np.zeros(self.num_envs, bool)
         self.scores = np.zeros(self.num_envs)
 
     @property
-    def obs(self) -> np.ndarray:
+    def obs(self) -> Any:
         """The latest observations."""
         if self.pool is None:
             self._start()
@@ -75,7 +74,7 @@ class Pool:
             self._start()
         return self._ended
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+    def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As Gymnasium's; infos have the return and length of whole games, rewards unclipped."""
         self._obs, reward, terminated, truncated, infos = self.pool.step(actions)
         game_over = np.asarray(infos.get("terminated", terminated)) > 0

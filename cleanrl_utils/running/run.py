@@ -71,6 +71,9 @@ class Run:
     checkpoint like that one, but write, evaluate and print nothing.
     """
 
+    _progress: Progress
+    _best_eval: float | None
+
     def __init__(
         self,
         args: Any,
