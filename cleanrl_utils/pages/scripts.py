@@ -53,6 +53,14 @@ FAMILIES = {  # what a script's imports and names say about its environments
 }
 
 
+SHARED = {  # classes that Args inherits flags from, and what their tables are called
+    "RunArgs": "Every script",
+    "TorchArgs": "Scripts in torch",
+    "PixelArgs": "Scripts in torch that step pictures by Gymnasium",
+    "RunsArgs": "JAX, end to end",
+}
+
+
 @dataclass
 class Flag:
     field: str
@@ -204,13 +212,13 @@ def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
 
 
 def shared_flags() -> dict[str, list[Flag]]:
-    """Of the classes that Args inherits from."""
-    where = {"RunArgs": "settings", "TorchArgs": "settings", "PixelArgs": "settings"}
-    where["RunsArgs"] = "runs"
-    modules = {
-        cls: (ROOT / "cleanrl_utils" / f"{file}.py").read_text() for cls, file in where.items()
-    }
-    return {cls: fields_of(ast.parse(source), cls) for cls, source in modules.items()}
+    """The flags of each class that Args can inherit from."""
+    found: dict[str, list[Flag]] = {}
+    for path in sorted((ROOT / "cleanrl_utils" / "running").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        found |= {name: fields_of(tree, name) for name in SHARED if name in names}
+    return {name: found[name] for name in SHARED}
 
 
 def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
