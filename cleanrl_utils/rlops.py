@@ -25,6 +25,7 @@ import numpy as np
 
 from cleanrl_utils import results
 from cleanrl_utils.analysis import stats
+from cleanrl_utils.analysis.palette import COLORS
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running.settings import parse_command
 
@@ -37,7 +38,6 @@ FEWEST_PER_TASK = 3
 TOLERANCE = 0.01  # of what the baseline learned: less than that is no regression
 TEMPLATE = Path(__file__).with_name("rlops_report.html")
 CHART = Path(__file__).with_name("chart.js")
-COLORS = ["#3366cc", "#dc5f22", "#109618", "#990099", "#0099c6", "#b82e2e", "#66aa00", "#8a6d3b"]
 
 
 @dataclass
