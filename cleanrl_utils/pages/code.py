@@ -44,7 +44,7 @@ def line_html(number: int, code: str, anchor: bool = True, style: str = "") -> s
     """A numbered line; with `anchor`, links can lead to it."""
     name = f' id="L{number}"' if anchor else ""
     href = f' href="#L{number}"' if anchor else ""
-    link = f'<a class="no"{href} data-no="{number}" aria-hidden="true" tabindex="-1"></a>'
+    link = f'<a class="number"{href} data-no="{number}" aria-hidden="true" tabindex="-1"></a>'
     return f'<div class="line{style}"{name}>{link}{code or " "}</div>'
 
 

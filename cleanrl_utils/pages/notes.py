@@ -16,6 +16,7 @@ LINK = re.compile(
 )
 WEB_LINK = re.compile(r"\[([^\]]+)\]\((https?://[^)\s]+)\)")
 FENCE = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.S | re.M)
+CLOSE = 10  # lines; a paragraph that links to several of them is shown beside the first
 PARAGRAPH = re.compile(r"\n(?=\n|[-*] |\d+\. |#)")
 
 
@@ -80,10 +81,17 @@ def add_notes(notes: Notes, markdown: str, page: str) -> None:
             except LookupError:
                 continue  # `Site.resolve` warns
             text = re.sub(r"^\s*(?:[-*]|\d+\.) ", "", block.strip())
-            there = notes.setdefault(link["file"], {}).setdefault(line, [])
-            known = [(note.page, note.anchor) for note in there]
-            if (page, anchor) not in known and link["code"]:
-                there.append(Note(page, anchor, inline(text), inline(title)))
+            note = Note(page, anchor, inline(text), inline(title))
+            lines = notes.setdefault(link["file"], {})
+            if link["code"] and not is_repeated(note, lines, line):
+                lines.setdefault(line, []).append(note)
+
+
+def is_repeated(note: Note, lines: dict[int, list[Note]], line: int) -> bool:
+    """Whether the line has a note of the same section, or a line close to it has the same note."""
+    if any((x.page, x.anchor) == (note.page, note.anchor) for x in lines.get(line, [])):
+        return True
+    return any(note in there for other, there in lines.items() if abs(other - line) <= CLOSE)
 
 
 def inline(markdown: str) -> str:

@@ -20,7 +20,8 @@ Curve = list[list[float]]  # steps, minutes, returns
 EXPLAIN = """Mean ± standard deviation over seeds of each run's last 100 episodes (one seed: only
 the mean); *best* is the mean of each run's best 100 in a row. The dashed line is the original's
 figure: theirs, not ours."""
-EXPLAIN_PUBLISHED = "We have no finished run yet; the figures are the original's."
+NO_RUN = "No run of ours is in `benchmark/results` yet."
+EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are the original's."
 
 
 def read_published() -> Published:
@@ -136,7 +137,7 @@ def results_table(script: str, groups: list[Group], published: Published) -> tup
         rows.append(f"| {' | '.join(cells)} |")
     done = {group.env_id for group in groups}
     left = [
-        f"| `{env_id}` | not run yet | | | | | {cite(rows)} |"
+        f"| `{env_id}` | – | | | | | {cite(rows)} |"
         for env_id, rows in theirs.items()
         if env_id not in done
     ]

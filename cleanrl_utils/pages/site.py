@@ -118,7 +118,7 @@ class Site:
         table, folded = results.results_table(script.name, mine, self.published)
         out = [f"**`{script.name}.py`**"]
         if not table and not folded:
-            out.append("We have no finished run yet, and we know of no published ones.")
+            out.append(results.NO_RUN)
             return "\n\n".join([*out, self.keep_films(filmed)])
         explain = results.EXPLAIN if mine else results.EXPLAIN_PUBLISHED
         out += [table, explain + results.commands_of(script.name)]
@@ -209,7 +209,8 @@ class Site:
 
     def note_html(self, note: notes.Note, page: Any, files: Any) -> str:
         url = relative_url(files, note.page, page)
-        return f'{note.text} <a class="from" href="{url}#{note.anchor}">{note.title}</a>'
+        _, title = overview.split_title(note.title)
+        return f'{note.text} <a class="from" href="{url}#{note.anchor}">{title}</a>'
 
     # -- pages that are not written by hand --------------------------------------------------
 
