@@ -7,7 +7,6 @@ The same command again does only what is missing: finished runs are left alone, 
 on from their checkpoints. A run that fails for good makes the exit status 1 and is named last.
 """
 
-import json
 import math
 import os
 import shlex
@@ -29,6 +28,7 @@ from rich.text import Text
 from cleanrl_utils.errors import require
 from cleanrl_utils.launching import jobs
 from cleanrl_utils.launching.jobs import Command, Job, Process, Progress
+from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.metrics import clock
 from cleanrl_utils.running.settings import parse_command
 from cleanrl_utils.submit_exp import BatchArgs
@@ -301,7 +301,7 @@ def run_local(
 def settle(attempt: Attempt, failures: dict[str, int], retries: int, board: Board) -> bool:
     """Say how an attempt ended and write it down; True if the job is to be tried again."""
     job, status, folder = attempt.job, attempt.process.poll(), attempt.job.folder
-    if status == 0 and (folder is None or (folder / "finished.json").exists()):
+    if status == 0 and (folder is None or run_folder.is_finished(folder)):
         job.write(status="finished", exit_status=0)
         board.ended(job, True)
         about = job.summary()
@@ -311,7 +311,7 @@ def settle(attempt: Attempt, failures: dict[str, int], retries: int, board: Boar
         return False
     failures[job.key] += 1
     how = describe_status(status)
-    trained = folder is not None and (folder / "finished.json").exists()
+    trained = folder is not None and run_folder.is_finished(folder)
     refused = status == jobs.BAD_INPUT and not trained
     stale = refused and attempt.resumed  # its code changed since: it cannot be continued
     if trained or (refused and not stale) or (failures[job.key] > retries and not stale):
@@ -320,7 +320,7 @@ def settle(attempt: Attempt, failures: dict[str, int], retries: int, board: Boar
         lines = "\n".join(f"    {line}" for line in job.tail().splitlines())
         board.say(f"{job.name} FAILED: {how}; its last lines, the rest is in {job.log}:\n{lines}")
         return False
-    if stale or (folder is not None and not jobs.can_resume(folder)):
+    if stale or (folder is not None and not run_folder.can_resume(folder)):
         (job.home / "folder").unlink(missing_ok=True)
         board.seen.pop(job.key, None)
     last = job.tail(1).strip()
@@ -331,7 +331,7 @@ def settle(attempt: Attempt, failures: dict[str, int], retries: int, board: Boar
 
 
 def has_checkpoint(job: Job) -> bool:
-    return job.folder is not None and (job.folder / "checkpoint.safetensors").exists()
+    return job.folder is not None and run_folder.has_checkpoint(job.folder)
 
 
 def describe_status(status: int | None) -> str:
@@ -354,7 +354,8 @@ def skip_finished(all_jobs: list[Job], fresh: bool) -> list[Job]:
         head, others = git("rev-parse", "HEAD"), 0
         for job in done:
             if head and (folder := job.folder):
-                others += json.loads((folder / "run.json").read_text())["git"].get("commit") != head
+                record = run_folder.find_record(folder) or {}
+                others += record.get("git", {}).get("commit") != head
         older = f", {others} of them from another commit" if others else ""
         print(f"{len(done)} of {len(all_jobs)} runs are finished already{older}", end="")
         print("; --fresh runs everything anew", flush=True)

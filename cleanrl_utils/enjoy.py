@@ -14,7 +14,7 @@ import numpy as np
 
 from cleanrl_utils import results
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running import evaluation
+from cleanrl_utils.running import evaluation, folder
 from cleanrl_utils.running.settings import check_seed, parse_command
 
 
@@ -62,9 +62,8 @@ def find_model(args: EnjoyArgs) -> Path:
     for run in reversed(results.find_runs(args.runs_dir)):
         settings = run.record["args"]
         same = (settings["exp_name"], settings.get("env_id"), settings["seed"])
-        if same == (args.exp_name, args.env_id, args.seed) and list(
-            run.folder.glob("*.cleanrl_model")
-        ):
+        wanted = (args.exp_name, args.env_id, args.seed)
+        if same == wanted and folder.find_models(run.folder):
             return model_in(run.folder)
     raise BadInput(
         f"{args.runs_dir} has no saved model of {args.exp_name} on {args.env_id}, seed {args.seed}:"
@@ -72,9 +71,9 @@ def find_model(args: EnjoyArgs) -> Path:
     )
 
 
-def model_in(folder: Path) -> Path:
-    models = sorted(folder.glob("*.cleanrl_model"))
-    require(bool(models), f"--run {folder}: has no model; train with --save-model")
+def model_in(run: Path) -> Path:
+    models = folder.find_models(run)
+    require(bool(models), f"--run {run}: has no model; train with --save-model")
     return models[0]
 
 

@@ -8,8 +8,6 @@ Models come back as safetensors files: nothing that this downloads is ever unpic
 """
 
 import contextlib
-import json
-import os
 import re
 import shlex
 import sys
@@ -25,6 +23,7 @@ import tyro
 from cleanrl_utils import reproduce, results
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import checkpoint
+from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.settings import parse_command
 
 PRIVATE = {"hf_entity", "upload_model", "wandb_entity", "wandb_project_name", "track", "resume"}
@@ -50,7 +49,7 @@ def push_run(folder: str | Path, hf_entity: str = "") -> str:
     """Upload a run's model and all that describes it; returns the repository's name."""
     folder = Path(folder)
     record = reproduce.read_record(str(folder))
-    model = folder / f"{record['args']['exp_name']}.cleanrl_model"
+    model = run_folder.model_path(folder, record["args"]["exp_name"])
     require(model.exists(), f"{folder}: has no model to share; train with --save-model")
     run = results.RunFolder(folder, record)
     name = repository_name(record["args"], hf_entity)
@@ -90,7 +89,7 @@ def upload_later(folder: Path, hf_entity: str) -> str:
 
 def download_model(repository: str, exp_name: str) -> Path:
     """The model file of a repository on the hub, fetched once and then kept in the hub's cache."""
-    filename = f"{exp_name}.cleanrl_model"
+    filename = f"{exp_name}{run_folder.MODEL}"
     with plain_errors(f"{repository}: {filename} cannot be downloaded"):
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
         from huggingface_hub.errors import HfHubHTTPError
@@ -131,13 +130,8 @@ def plain_errors(what: str) -> Iterator[None]:
 
 def find_video(run: results.RunFolder) -> Path | None:
     """The film of the final evaluation, else the last one of training."""
-    from cleanrl_utils.running.run import run_name
-
-    name = run_name(run.folder)
-    for folder in (run.folder, Path("videos") / f"{name}-eval", Path("videos") / name):
-        if films := sorted(folder.glob("*.mp4"), key=os.path.getmtime):
-            return films[-1]
-    return None
+    films = run_folder.find_videos(run.folder)
+    return films[-1] if films else None
 
 
 def shared_settings(record: dict[str, Any]) -> dict[str, Any]:
@@ -146,9 +140,7 @@ def shared_settings(record: dict[str, Any]) -> dict[str, Any]:
 
 def score(run: results.RunFolder) -> tuple[str, str]:
     """("mean +/- std", what it was measured on)."""
-    finished = run.folder / "finished.json"
-    summary = json.loads(finished.read_text()) if finished.exists() else {}
-    if returns := summary.get("eval_returns"):
+    if returns := run_folder.read_summary(run.folder).get("eval_returns"):
         about = f"{len(returns)} episodes, greedy, after training"
         return f"{np.mean(returns):.2f} +/- {np.std(returns):.2f}", about
     metrics = run.metrics()

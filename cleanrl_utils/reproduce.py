@@ -7,28 +7,21 @@
 """
 
 import argparse
-import json
 import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running.settings import is_record
+from cleanrl_utils.errors import BadInput
+from cleanrl_utils.running import folder
 
 PER_RUN = {"resume", "runs_dir"}  # where a run is, not what it does
 
 
 def read_record(run: str) -> dict[str, Any]:
     path = Path(run)
-    path = path if path.name == "run.json" else path / "run.json"
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError):
-        record = None
-    require(is_record(record), f"{run}: not the folder of a run (no readable run.json)")
-    return record
+    return folder.read_record(path.parent if path.name == folder.RECORD else path)
 
 
 def commands(record: dict[str, Any], all_flags: bool = False) -> list[str]:

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.running import folder as run_folder
+from cleanrl_utils.running.folder import Metrics
 
 try:
     import fcntl
@@ -89,14 +91,6 @@ class Command:
         return default
 
 
-def can_resume(folder: Path) -> bool:
-    """Not with --checkpoints 0; whatever else is wrong the script will say."""
-    try:
-        return json.loads((folder / "run.json").read_text())["args"]["checkpoints"] != 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
-
-
 @dataclass
 class Job:
     command: Command
@@ -121,14 +115,14 @@ class Job:
             folder = Path(os.path.normpath(self.home / (self.home / "folder").read_text()))
         except OSError:
             return None
-        return folder if (folder / "run.json").exists() else None
+        return folder if run_folder.has_record(folder) else None
 
     @property
     def finished(self) -> bool:
         folder = self.folder
         if folder is None:  # not one of our scripts: all we know is how it ended
             return self.note("status") == "finished"
-        return (folder / "finished.json").exists()
+        return run_folder.is_finished(folder)
 
     def words(self) -> list[str]:
         """The command line to run now: a new run, or the rest of one that was interrupted."""
@@ -137,7 +131,9 @@ class Job:
             words += ["--env-id", self.env_id]
         words += ["--seed", str(self.seed)]
         folder = self.folder
-        return [*words, "--resume", str(folder)] if folder and can_resume(folder) else words
+        return (
+            [*words, "--resume", str(folder)] if folder and run_folder.can_resume(folder) else words
+        )
 
     def note(self, key: str, default: Any = None) -> Any:
         try:
@@ -150,9 +146,7 @@ class Job:
         self.home.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text()) if path.exists() else {}
         about = {"command": self.command.identity, "env_id": self.env_id, "seed": self.seed}
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({**old, **about, **notes}, indent=2) + "\n")
-        partial.replace(path)
+        run_folder.write_json(path, {**old, **about, **notes})
 
     def forget(self) -> None:
         """Begin anew next time. The run's own folder stays."""
@@ -173,10 +167,7 @@ class Job:
 
     def summary(self) -> dict[str, Any]:
         """What its finished run says about itself."""
-        try:
-            return json.loads(((self.folder or self.home) / "finished.json").read_text())
-        except (OSError, ValueError):
-            return {}
+        return run_folder.read_summary(self.folder or self.home)
 
     def tail(self, lines: int = 12) -> str:
         return tail(self.log, lines)
@@ -256,37 +247,6 @@ def stop(processes: list[Process], patience: float = 10.0) -> None:
         except subprocess.TimeoutExpired:
             process.signal(getattr(signal, "SIGKILL", signal.SIGTERM))
             process.popen.wait()
-
-
-class Metrics:
-    """metrics.csv of a run that is being written: every call gives what is new."""
-
-    def __init__(self, folder: Path):
-        self.path = folder / "metrics.csv"
-        self.offset, self.rest = 0, ""
-        try:
-            args = json.loads((folder / "run.json").read_text())["args"]
-            self.total = int(args.get("total_timesteps") or 0)
-        except (OSError, ValueError, KeyError):
-            self.total = 0
-
-    def new(self) -> Iterator[tuple[int, float, str, float]]:
-        """(step, seconds, tag, value) of the rows that came since the last call."""
-        try:
-            with open(self.path) as file:
-                if self.path.stat().st_size < self.offset:  # a resumed run drops what it repeats
-                    self.offset, self.rest = 0, ""
-                file.seek(self.offset)
-                text = file.read()
-                self.offset = file.tell()
-        except OSError:
-            return
-        *lines, self.rest = (self.rest + text).split("\n")
-        for line in lines:
-            step, _, others = line.partition(",")
-            if step.isdigit():  # not the header
-                seconds, tag, value = others.split(",")
-                yield int(step), float(seconds), tag, float(value)
 
 
 class Progress:

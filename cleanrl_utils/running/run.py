@@ -17,7 +17,6 @@ Nothing here can move a learning curve; whatever could is in the scripts.
 import atexit
 import dataclasses
 import importlib.metadata
-import json
 import math
 import os
 import platform
@@ -34,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from cleanrl_utils.errors import BadInput, require, unsaid
-from cleanrl_utils.running import checkpoint, evaluation, rng
+from cleanrl_utils.running import checkpoint, evaluation, folder, rng
 from cleanrl_utils.running.metrics import (
     CsvWriter,
     Means,
@@ -47,7 +46,6 @@ from cleanrl_utils.running.settings import PixelArgs, RunArgs, TorchArgs, parse_
 
 __all__ = ["PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
-CHECKPOINT = "checkpoint.safetensors"
 DEFAULT_CHECKPOINTS = 10
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
 KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint goes when the run is finished
@@ -81,7 +79,7 @@ class Run:
         self.script = Path(sys.modules[type(args).__module__].__file__ or "script.py")
         if args.resume:
             self.folder = Path(args.resume)
-            self.name = run_name(self.folder)
+            self.name = folder.run_name(self.folder)
         elif writes:
             self.folder = new_folder(args)
             self.name = str(self.folder.relative_to(args.runs_dir))
@@ -109,12 +107,10 @@ class Run:
         self.total, self.state = total, state
         start, before = 0, NOTHING_BEFORE
         if self.args.resume:
-            require(
-                not (self.folder / "finished.json").exists(),
-                f"--resume {self.folder}: it is finished",
-            )
-            if (path := self.folder / CHECKPOINT).exists():
-                start, before = self._load(path)
+            done = folder.is_finished(self.folder)
+            require(not done, f"--resume {self.folder}: it is finished")
+            if folder.has_checkpoint(self.folder):
+                start, before = self._load(self.folder / folder.CHECKPOINT)
             else:  # killed before its first checkpoint it begins again, unless it was to have none
                 again = "start it anew, without --resume"
                 never = f"--resume {self.folder}: it has no checkpoints (--checkpoints 0): {again}"
@@ -297,7 +293,7 @@ class Run:
             summary |= {"episodic_return": float(np.mean(returns)), "episodes": len(returns)}
         self._progress.show(self._progress.line(self._step), stay=True)
         if self.args.save_model:
-            path = self.folder / f"{self.args.exp_name}.cleanrl_model"
+            path = folder.model_path(self.folder, self.args.exp_name)
             evaluation.save_model(path, agent, self.args, self.script.stem)
             self.say(f"model: {path}")
         filmed = any((Path("videos") / self.name).glob("*.mp4"))  # not where EnvPool or JAX step
@@ -313,8 +309,8 @@ class Run:
             self.say(f"evaluation: {score} ({len(returns)} episodes)")
         self._log_videos()
         self._close()
-        (self.folder / "finished.json").write_text(json.dumps(summary, indent=2) + "\n")
-        saved = self.folder / CHECKPOINT
+        folder.write_summary(self.folder, summary)
+        saved = self.folder / folder.CHECKPOINT
         if saved.exists() and saved.stat().st_size > KEEP_FINISHED:
             saved.unlink()
         if self.args.upload_model:
@@ -360,11 +356,11 @@ class Run:
         self._start_step, self._start_seconds = before["step"], before["seconds"]
         self._last_eval = before["last_eval"]
         if self.writes:
-            self._csv = CsvWriter(self.folder / "metrics.csv", before["csv_bytes"])
+            self._csv = CsvWriter(self.folder / folder.METRICS, before["csv_bytes"])
         else:
             self._csv = CsvWriter(Path(os.devnull))
         if not self.csv_only:
-            record = json.loads((self.folder / "run.json").read_text())
+            record = folder.read_record(self.folder)
             step = before["step"]
             try:
                 self._writers = open_writers(self.args, self.name, self.folder, record, step)
@@ -405,7 +401,7 @@ class Run:
             "versions": versions(),
             "hardware": hardware(self.device),
         }
-        (self.folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+        folder.write_record(self.folder, record)
         if path := os.environ.get("CLEANRL_FOLDER_FILE"):  # whoever started the run can find it
             Path(path).write_text(os.path.relpath(self.folder, Path(path).parent))
 
@@ -423,7 +419,7 @@ class Run:
     def _save(self, iteration: int) -> None:
         about = {"script": self.script.stem, "iteration": iteration, **self._about()}
         state = dict(self.state, random_streams=rng.get_state())
-        checkpoint.save(self.folder / CHECKPOINT, state, about)
+        checkpoint.save(self.folder / folder.CHECKPOINT, state, about)
 
     def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
         about, saved = checkpoint.load(path)
@@ -455,7 +451,7 @@ class Run:
 
     def _stop_on(self, tag: str, value: float, step: int) -> None:
         self._close()
-        saved = self.folder / CHECKPOINT
+        saved = self.folder / folder.CHECKPOINT
         kept = (
             f"the last good checkpoint is {saved}"
             if saved.exists()
@@ -464,9 +460,9 @@ class Run:
         raise SystemExit(f"error: {tag} is {value} at step {step:,}; stopped, {kept}")
 
     def _log_videos(self) -> None:
-        for folder in (Path("videos") / self.name, Path("videos") / f"{self.name}-eval"):
-            if paths := sorted(folder.glob("*.mp4")):
-                self.say(f"videos: {folder} ({len(paths)})")
+        for place in (Path("videos") / self.name, Path("videos") / f"{self.name}-eval"):
+            if paths := sorted(place.glob("*.mp4")):
+                self.say(f"videos: {place} ({len(paths)})")
             for writer in self._writers:
                 if isinstance(writer, WandbWriter):
                     for path in paths:
@@ -503,19 +499,13 @@ def new_folder(args: RunArgs) -> Path:
 
 
 def remove_if_empty(folders: list[Path]) -> None:
-    for folder in folders:
+    for place in folders:
         try:
-            folder.rmdir()
+            place.rmdir()
         except FileNotFoundError:
             continue
         except OSError:
             return
-
-
-def run_name(folder: Path) -> str:
-    """The name of an existing run: its folder's, with the namespace of its environment, if any."""
-    env_id = json.loads((folder / "run.json").read_text())["args"].get("env_id", "")
-    return str(Path(*folder.resolve().parts[-1 - env_id.split(":")[-1].count("/") :]))
 
 
 def choose_device(args: Any) -> Any:

@@ -16,7 +16,6 @@ progress, and its folder has the checkpoint of all.
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,7 +31,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running import rng
+from cleanrl_utils.running import folder, rng
 from cleanrl_utils.running.run import NOTHING_BEFORE, Run, RunArgs, parse_args
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
@@ -168,13 +167,13 @@ class Runs(Run):
 
     def _write_record(self) -> None:
         super()._write_record()
-        record = json.loads((self.folder / "run.json").read_text())
+        record = folder.read_record(self.folder)
         for run in self.siblings:
             run.args.checkpoints = self.args.checkpoints
             own = {"args": dataclasses.asdict(run.args), "trained_with": self.folder.name}
-            (run.folder / "run.json").write_text(json.dumps(record | own, indent=2) + "\n")
+            folder.write_record(run.folder, record | own)
         record["siblings"] = [run.folder.name for run in self.siblings]
-        (self.folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+        folder.write_record(self.folder, record)
 
     def _close(self) -> None:
         super()._close()
@@ -182,13 +181,13 @@ class Runs(Run):
             run._close()
 
 
-def siblings_of(folder: Path) -> list[Path]:
-    """The other runs of the program whose first run has this folder."""
-    record = json.loads((folder / "run.json").read_text())
-    if first := record.get("trained_with"):
-        first = folder.parent / first
-        raise BadInput(f"--resume {folder}: it was trained together with others; resume {first}")
-    return [folder.parent / name for name in record.get("siblings", [])]
+def siblings_of(first: Path) -> list[Path]:
+    """The folders of the other runs of the program whose first run has this folder."""
+    record = folder.read_record(first, "--resume")
+    if name := record.get("trained_with"):
+        together = f"--resume {first}: it was trained together with others"
+        raise BadInput(f"{together}; resume {first.parent / name}")
+    return [first.parent / name for name in record.get("siblings", [])]
 
 
 def segment_length(iterations: int, agents: int) -> int:

@@ -6,7 +6,6 @@ import difflib
 import inspect
 import io
 import itertools
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Any, TypeVar, get_type_hints
 import tyro
 
 from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.running.folder import is_record as is_record
+from cleanrl_utils.running.folder import read_record
 
 
 @dataclass
@@ -238,11 +239,7 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     at = argv.index("--resume") + 1
     require(at < len(argv) and argv[at] != "None", "--resume needs the folder of a run")
     folder = Path(argv[at])
-    try:
-        record = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError):
-        record = None
-    require(is_record(record), f"--resume {folder}: not the folder of a run (no readable run.json)")
+    record = read_record(folder, "--resume")
     names, stored = {field.name for field in dataclasses.fields(cls)}, record["args"]
     script = Path(inspect.getfile(cls)).stem
     require(
@@ -251,14 +248,6 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     )
     require(set(stored) == names, f"--resume {folder}: {script}.py has other settings by now")
     return cls(**stored)
-
-
-def is_record(record: Any) -> bool:
-    """Whether this is what a run writes into its run.json."""
-    if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
-        return False
-    says_how = isinstance(record.get("script"), str) and isinstance(record.get("command"), list)
-    return says_how and {"exp_name", "seed"} <= set(record["args"])
 
 
 def check_unchanged(args: RunArgs, stored: RunArgs) -> None:
