@@ -1,0 +1,295 @@
+"""The folder of a run: the names of its files, and the functions that read and write them.
+
+    run.json                the record: settings, command, commit, packages, hardware
+    finished.json           the summary, written last: a run that has it is finished
+    metrics.csv             every logged value: step, seconds, tag, value
+    checkpoint.safetensors  what --resume continues from
+    NAME.cleanrl_model      the trained model, with --save-model
+    SCRIPT.py               the script as it ran
+    changes.diff            `git diff HEAD` of its repository, if files were changed
+    videos/                 films
+
+Nothing else opens run.json, finished.json or metrics.csv.
+"""
+
+import atexit
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cleanrl_utils.errors import BadInput, require
+
+try:
+    import fcntl
+except ImportError:  # Windows: no locks, so do not train one run twice at the same time
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RECORD = "run.json"
+SUMMARY = "finished.json"
+METRICS = "metrics.csv"
+CHECKPOINT = "checkpoint.safetensors"
+MODEL = ".cleanrl_model"
+CHANGES = "changes.diff"
+VIDEOS = "videos"
+EVALUATION = "evaluation"  # below videos/
+BEST = "best"  # has the model with the best evaluation so far
+
+SETTINGS = {"exp_name": str, "env_id": str, "seed": int}  # what every tool relies on
+
+
+# -- a new one ---------------------------------------------------------------------------------
+
+
+def new_folder(args: Any) -> Path:
+    """A folder nobody else has, even if two runs start in the same second; gone again if unused."""
+    env_id = getattr(args, "env_id", "env").split(":")[-1]
+    stamp = int(time.time())
+    base = Path(args.runs_dir) / f"{env_id}__{args.exp_name}__{args.seed}__{stamp}"
+    made = [folder for folder in base.parents if not folder.exists()]
+    for attempt in range(1000):
+        folder = base if attempt == 0 else base.with_name(f"{base.name}_{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if folder.is_dir():
+                continue
+            raise BadInput(f"--runs-dir {args.runs_dir}: is a file, not a folder") from None
+        except OSError as error:
+            raise BadInput(
+                f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})"
+            ) from None
+        atexit.register(remove_if_empty, [folder, *made])
+        return folder
+    raise BadInput(f"--runs-dir {args.runs_dir}: too many runs of this name in one second")
+
+
+def remove_if_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none: a new file is flushed to disk, then renamed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    write_json(folder / RECORD, record)
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    write_json(folder / SUMMARY, summary)
+
+
+def remove_summary(folder: Path) -> None:
+    """A finished run goes on."""
+    (folder / SUMMARY).unlink(missing_ok=True)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """What a process that was killed while writing has left."""
+    for path in folder.glob(".*.partial"):
+        path.unlink(missing_ok=True)
+
+
+def lock(folder: Path) -> int | None:
+    """Claim the folder for this process: a run is trained by one process at a time."""
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise BadInput(f"--resume {folder}: another process is training this run") from None
+    return handle
+
+
+def unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
+
+
+# -- the record ----------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; None where there is none that can be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def is_record(record: Any) -> bool:
+    """Whether this is what a run writes into its run.json."""
+    if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
+        return False
+    command = record.get("command")
+    if not isinstance(record.get("script"), str) or not isinstance(command, list):
+        return False
+    args = record["args"]
+    typed = all(isinstance(args[name], kind) for name, kind in SETTINGS.items() if name in args)
+    named = {"exp_name", "seed"} <= set(args)
+    return typed and named and all(isinstance(word, str) for word in command)
+
+
+def find_record(folder: str | Path) -> dict[str, Any] | None:
+    """The record of a run; None where the folder has none that can be read."""
+    record = read_json(Path(folder) / RECORD)
+    return record if is_record(record) else None
+
+
+def read_record(folder: str | Path, flag: str = "") -> dict[str, Any]:
+    """The record of a run; one line, which begins with `flag`, where there is none."""
+    record = find_record(folder)
+    if record is None:
+        what = f"{flag} {folder}" if flag else str(folder)
+        raise BadInput(f"{what}: not the folder of a run (no readable {RECORD})")
+    return record
+
+
+def find_records(where: str | Path) -> list[tuple[Path, dict[str, Any]]]:
+    """(folder, record) of every run at or below a folder, oldest first."""
+    found = []
+    for path in Path(where).rglob(RECORD):
+        record = read_json(path)
+        require(record is not None, f"{path}: not readable as JSON")
+        if is_record(record):
+            found.append((path.parent, record))
+    return sorted(found, key=lambda run: (str(run[1].get("started", "")), run[0].name))
+
+
+def has_record(folder: Path) -> bool:
+    return (folder / RECORD).exists()
+
+
+def run_name(folder: Path) -> str:
+    """The name of a run: its folder's, with the namespace of its environment, if any."""
+    record = find_record(folder) or {"args": {}}
+    env_id = record["args"].get("env_id", "")
+    depth = env_id.split(":")[-1].count("/")
+    return str(Path(*folder.resolve().parts[-1 - depth :]))
+
+
+# -- how far a run is ----------------------------------------------------------------------------
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / SUMMARY).exists()
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a finished run says about itself; empty where it is not finished."""
+    summary = read_json(folder / SUMMARY)
+    return summary if isinstance(summary, dict) else {}
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return (folder / CHECKPOINT).exists()
+
+
+def can_resume(folder: Path) -> bool:
+    """Whether a run may be resumed: not with --checkpoints 0."""
+    record = read_json(folder / RECORD)
+    args = record.get("args") if isinstance(record, dict) else None
+    return not isinstance(args, dict) or args.get("checkpoints") != 0
+
+
+# -- metrics -------------------------------------------------------------------------------------
+
+
+def read_metrics(folder: str | Path) -> "pd.DataFrame":
+    """All logged values of a run: columns step, seconds, tag, value."""
+    import pandas as pd
+
+    path = Path(folder) / METRICS
+    require(path.exists(), f"{path}: no such file")
+    try:
+        table = pd.read_csv(path, dtype={"tag": "category"}, on_bad_lines="skip")
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from None
+    return table.dropna()  # a run that is being written may end in half a line
+
+
+class Metrics:
+    """metrics.csv of a run that is being written: every call gives what is new."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / METRICS
+        self.offset = 0
+        self.rest = ""
+        record = find_record(folder) or {"args": {}}
+        total = record["args"].get("total_timesteps")
+        self.total = total if isinstance(total, int) else 0
+
+    def new(self) -> Iterator[tuple[int, float, str, float]]:
+        """(step, seconds, tag, value) of the rows that came since the last call."""
+        try:
+            with open(self.path) as file:
+                if self.path.stat().st_size < self.offset:  # a resumed run drops what it repeats
+                    self.offset = 0
+                    self.rest = ""
+                file.seek(self.offset)
+                text = file.read()
+                self.offset = file.tell()
+        except (OSError, ValueError):
+            return
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            try:
+                step, seconds, tag, value = line.split(",")
+                row = int(step), float(seconds), tag, float(value)
+            except ValueError:  # the header, or a damaged line
+                continue
+            yield row
+
+
+# -- model, code, films --------------------------------------------------------------------------
+
+
+def model_path(folder: Path, exp_name: str) -> Path:
+    return folder / f"{exp_name}{MODEL}"
+
+
+def find_models(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{MODEL}"))
+
+
+def script_path(folder: Path, script: str) -> Path:
+    """Where the folder keeps the script, given by its name without .py."""
+    return folder / f"{script}.py"
+
+
+def find_videos(folder: Path) -> list[Path]:
+    """The films of a run, oldest first, those of its evaluation last."""
+    films: list[Path] = []
+    for place in (folder, folder / VIDEOS, folder / VIDEOS / EVALUATION):
+        films += sorted(place.glob("*.mp4"), key=os.path.getmtime)
+    return films
