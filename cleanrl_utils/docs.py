@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from cleanrl_utils import results
+from cleanrl_utils.analysis.palette import COLORS
 from cleanrl_utils.pages.scripts import ORIGINAL, ROOT, Flag, Script, read_scripts, shared_flags
-from cleanrl_utils.rlops import COLORS
 
 DOCS = ROOT / "docs"
 PUBLISHED = ROOT / "benchmark" / "published.csv"
@@ -671,7 +671,7 @@ def on_files(files: Any, config: Any) -> Any:
     pages = state["pages"] = Pages()
     texts = dict(pages.generated())
     texts |= {f"source/{x.name}.py": x.source for x in pages.scripts.values()}
-    texts["javascripts/chart.js"] = (ROOT / "cleanrl_utils" / "chart.js").read_text()
+    texts["javascripts/chart.js"] = (ROOT / "cleanrl_utils" / "analysis" / "chart.js").read_text()
     for path, text in texts.items():
         files.append(File.generated(config, path, content=text))
     return files
