@@ -1,6 +1,7 @@
 """Runs that a tool starts (benchmark, tuner): their commands, processes, and what they write.
 
-A job is a command with an environment and a seed. Its notes live in RUNS_DIR/.benchmark/NAME/:
+A job is a command with an environment, a seed and the code that it runs: where the script or what
+it imports from this project changed, it is another job. Its notes are in RUNS_DIR/.benchmark/NAME/:
 `folder` (where the run's folder is, written by the run itself), `log.txt` (all it printed),
 `job.json` (how it ended, who has it), and `lock`, held as long as its process lives.
 """
@@ -23,6 +24,7 @@ from typing import Any
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.folder import Metrics
+from cleanrl_utils.running.source import find_module, fingerprint
 
 try:
     import fcntl
@@ -70,10 +72,23 @@ class Command:
         self.words = words
 
     @property
+    def path(self) -> Path:
+        """The script, or the program."""
+        scripts = [word for word in self.words if word.endswith(".py")]
+        if "-m" in self.words[:-1] and not scripts:
+            module = self.words[self.words.index("-m") + 1]
+            scripts = [str(path) for path in find_module(module, Path.cwd())[-1:]]
+        return Path(scripts[0] if scripts else self.words[0])
+
+    @property
     def script(self) -> str:
         """The script's name without its ending, or the program's."""
-        scripts = [word for word in self.words if word.endswith(".py")]
-        return Path(scripts[0] if scripts else self.words[0]).stem
+        return self.path.stem
+
+    def code(self, env_id: str) -> str:
+        """A hash of the Python code that this command runs; empty where it runs none."""
+        module, colon, _ = env_id.partition(":")
+        return fingerprint(self.path, [module] * bool(colon)) if self.path.suffix == ".py" else ""
 
     @property
     def identity(self) -> str:
@@ -104,7 +119,9 @@ class Job:
         parts = [env_id.split(":")[-1].replace("/", "-")] * bool(env_id)
         self.name = "__".join([*parts, self.command.script, str(self.seed)])
         runs_dir = Path(self.command.value("--runs-dir", "runs"))
-        self.key = f"{self.name}__{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        self.code = self.command.code(env_id)
+        self.typed = f"{self.name}__{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        self.key = "__".join([self.typed, *[self.code[:8]] * bool(self.code)])
         self.home = runs_dir / ".benchmark" / self.key
         self.log = self.home / "log.txt"
 
@@ -116,6 +133,18 @@ class Job:
         except OSError:
             return None
         return folder if run_folder.has_record(folder) else None
+
+    def older(self) -> list["Job"]:
+        """The same command, environment and seed with other code, if it was ever begun."""
+        found = []
+        homes = self.home.parent.iterdir() if self.home.parent.is_dir() else []
+        for home in sorted(homes):
+            same = home.name == self.typed or home.name.startswith(f"{self.typed}__")
+            if same and home != self.home:
+                old = Job(self.command, self.env_id, self.seed, self.number)
+                old.home = home
+                found += [old] * (old.folder is not None or old.finished)
+        return found
 
     @property
     def finished(self) -> bool:
@@ -146,6 +175,7 @@ class Job:
         self.home.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text()) if path.exists() else {}
         about = {"command": self.command.identity, "env_id": self.env_id, "seed": self.seed}
+        about["code"] = self.code
         run_folder.write_json(path, {**old, **about, **notes})
 
     def forget(self) -> None:
@@ -171,6 +201,14 @@ class Job:
 
     def tail(self, lines: int = 12) -> str:
         return tail(self.log, lines)
+
+    def silence(self) -> float:
+        """Seconds since the run last printed or logged anything."""
+        paths = [self.home / "job.json", self.log]
+        if folder := self.folder:
+            paths.append(folder / run_folder.METRICS)
+        times = [path.stat().st_mtime for path in paths if path.exists()]
+        return time.time() - max(times) if times else 0.0
 
 
 def tail(path: Path, lines: int = 12) -> str:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from cleanrl_utils.errors import BadInput, require, unsaid
-from cleanrl_utils.running import checkpoint, evaluation, folder, rng
+from cleanrl_utils.running import checkpoint, evaluation, folder, rng, source
 from cleanrl_utils.running.metrics import (
     CsvWriter,
     Means,
@@ -398,6 +398,7 @@ class Run:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
             "git": git_state(self.script.resolve().parent),
+            "code": source.keep(self.folder, self.script),
             "versions": versions(),
             "hardware": hardware(self.device),
         }
