@@ -24,8 +24,8 @@ import pytest
 from conftest import ROOT
 from table import SCRIPTS
 
-from cleanrl_utils import docs
-from cleanrl_utils.pages import scripts
+from cleanrl_utils.pages import code, diffs, films, notes, readme, results, scripts, tags
+from cleanrl_utils.pages.site import Site
 from cleanrl_utils.running.evaluation import import_script
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -47,8 +47,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages() -> docs.Pages:
-    return docs.Pages()
+def pages() -> Site:
+    return Site()
 
 
 class Page:
@@ -95,10 +95,10 @@ def test_every_internal_link_leads_somewhere(site: Path) -> None:
 
 
 def test_a_link_to_code_that_is_not_there_ends_a_strict_build(pages, caplog) -> None:
-    assert pages.find_line("ppo.py", "def gae(")[1] > 100
+    assert notes.find_line("ppo.py", "def gae(")[1] > 100
     for file, code in [("ppo.py", "no such code"), ("ppo.py", "args."), ("absent.py", "x")]:
         with pytest.raises(LookupError):
-            pages.find_line(file, code)
+            notes.find_line(file, code)
     page = SimpleNamespace(file=SimpleNamespace(src_uri="x.md"))
     with caplog.at_level(logging.WARNING):
         assert pages.resolve('[this](src:ppo.py#"no such code")', page, None) == "this"
@@ -114,14 +114,14 @@ def test_notes_stand_below_the_lines_they_explain(site: Path) -> None:
 
 
 def test_words_that_changed_stand_out() -> None:
-    left, right = docs.changed_words(["x = f(a, 1)", "same"], ["x = f(b, 1)", "same"])
+    left, right = diffs.changed_words(["x = f(a, 1)", "same"], ["x = f(b, 1)", "same"])
     assert left == {0: {6}} and right == {0: {6}}
-    (line,) = docs.highlight("x = f(b, 1)\n", right)
+    (line,) = code.highlight("x = f(b, 1)\n", right)
     assert plain(line) == "x = f(b, 1)" and re.findall("<mark>(.*?)</mark>", line) == [
         '<span class="n">b</span>'
     ]
     source = (ROOT / "cleanrl" / "ppo.py").read_text()
-    shown = [html.unescape(re.sub("<[^>]*>", "", line)) for line in docs.highlight(source)]
+    shown = [html.unescape(re.sub("<[^>]*>", "", line)) for line in code.highlight(source)]
     assert shown == source.splitlines()  # nothing is lost on the way
 
 
@@ -169,7 +169,7 @@ TAGS += ["charts/c"]
 x = Means("losses/d", *(f"losses/{name}_two" for name in NAMES))
 metrics = {"losses/e": f(x)}
 """
-    found = set(scripts.Script("x", source).tags) - set(scripts.ALWAYS)
+    found = set(scripts.Script("x", source).tags) - set(tags.ALWAYS)
     wanted = {f"losses/{x}" for x in ("a", "b", "d", "a_two", "b_two", "e")} | {"charts/c"}
     assert found == wanted
 
@@ -181,12 +181,12 @@ def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
             continue  # a copy of a script, made to compare with
         text = pages.results_of(pages.scripts[group.script])
         assert f"| `{group.env_id}`" in text and group.score() in text and "data-part" in text
-        assert all(fact["run"] in docs.curves(group.name) for fact in group.runs)
+        assert all(fact["run"] in results.read_curves(group.name) for fact in group.runs)
 
 
 def test_readme_has_the_table_and_the_pictures() -> None:
     readme = README.read_text()
-    assert docs.fill_readme(readme) == readme, "run python -m cleanrl_utils.docs"
+    assert readme.fill_readme(readme) == readme, "run python -m cleanrl_utils.docs"
     for name in scripts.read_scripts():
         assert f"cleanrl/{name}.py" in readme
     for picture in re.findall(r"\((docs/assets/[^)]+)\)", readme):
@@ -196,7 +196,7 @@ def test_readme_has_the_table_and_the_pictures() -> None:
 
 
 def test_pictures_are_made_by_commands(train: Callable, tmp_path: Path) -> None:
-    docs.draw_curves(tmp_path / "curves.png")
+    readme.draw_curves(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 20_000
     done = train("ppo", "--total-timesteps 512 --num-steps 32 --save-model --eval-episodes 1")
     path = docs.film(str(done.folder), tmp_path)
@@ -394,7 +394,7 @@ def test_the_example_never_acts_invalidly_and_learns(train: Callable, monkeypatc
 def test_the_example_is_small() -> None:
     ours, theirs = EXAMPLE.read_text(), (ROOT / "cleanrl" / "ppo.py").read_text()
     code = [re.sub(r"^\s*#.*\n", "", text, flags=re.M) for text in (theirs, ours)]
-    gone, new = docs.diff_size(*code)
+    gone, new = diffs.diff_size(*code)
     assert gone <= 25 and new <= 45, (gone, new)
 
 

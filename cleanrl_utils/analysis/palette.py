@@ -1,20 +1,20 @@
-"""The colours of every chart: pictures, the report page and the documentation."""
+"""Colours of lines in charts: distinct ones, so that no two lines of a chart look alike."""
 
 import colorsys
 
-COLORS = ["#3366cc", "#dc5f22", "#109618", "#990099", "#0099c6", "#b82e2e", "#66aa00", "#8a6d3b"]
-COLORS += ["#dd4477", "#22aa99", "#6633cc", "#c9a400"]
-
-GOLDEN_RATIO = 0.618033988749895
+COLORS = [
+    "#3366cc", "#dc5f22", "#109618", "#990099", "#0099c6", "#b82e2e", "#66aa00", "#8a6d3b",
+    "#e377c2", "#222222", "#f2a900", "#22aa99", "#5b3fa8", "#7f7f7f", "#9edae5", "#8b0707",
+    "#bcbd22", "#ff9896", "#1b4f72", "#c5b0d5",
+]  # fmt: skip
 
 
 def colors(count: int) -> list[str]:
-    """As many different colours as a chart has lines."""
-    return COLORS[:count] + [further_color(number) for number in range(count - len(COLORS))]
-
-
-def further_color(number: int) -> str:
-    """A colour beyond the fixed ones: steps of the golden ratio never return to a hue."""
-    hue = (number + 1) * GOLDEN_RATIO % 1
-    channels = colorsys.hls_to_rgb(hue, 0.45, 0.65)
-    return "#" + "".join(f"{round(255 * channel):02x}" for channel in channels)
+    """`count` different colours; after COLORS, hues a golden angle apart."""
+    found = COLORS[:count]
+    for i in range(count - len(COLORS)):
+        hue = i * 0.618034 % 1
+        lightness = (0.35, 0.6)[i % 2]
+        red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.7)
+        found.append(f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}")
+    return found
