@@ -10,8 +10,6 @@ Without --run and without the hub's flags, the newest matching run of --runs-dir
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from cleanrl_utils import results
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import evaluation, folder
@@ -90,7 +88,7 @@ def enjoy(args: EnjoyArgs) -> list[float]:
     )
     for episode, value in enumerate(returns):
         print(f"eval_episode={episode}, episodic_return={value:g}")
-    print(f"mean return {np.mean(returns):.2f} ± {np.std(returns):.2f}")
+    print(f"mean return {evaluation.describe(returns)}")
     if video:
         print(f"video: videos/{name}")
     return returns

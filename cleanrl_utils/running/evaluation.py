@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -225,3 +225,11 @@ def evaluate(
     model.load_state_dict(state["model"])
     policy = as_policy(model, device)
     return play(policy, make_env, env_id, eval_episodes, seed, capture_video, run_name, epsilon)
+
+
+def describe(returns: Sequence[float]) -> str:
+    """Mean and spread over episodes; ± is kept for what varies over seeds."""
+    mean = f"{np.mean(returns):.2f}"
+    if len(returns) == 1:
+        return f"{mean} (1 episode)"
+    return f"{mean} (standard deviation {np.std(returns):.2f} over {len(returns)} episodes)"

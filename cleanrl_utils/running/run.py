@@ -305,8 +305,7 @@ class Run:
                 both = {"eval/episodic_return": value, "eval/episodic_length": length}
                 self._write(episode, both)
             summary |= {"eval_returns": returns, "eval_lengths": lengths}
-            score = f"{np.mean(returns):.2f} ± {np.std(returns):.2f}"
-            self.say(f"evaluation: {score} ({len(returns)} episodes)")
+            self.say(f"evaluation: {evaluation.describe(returns)}")
         self._log_videos()
         self._close()
         folder.write_summary(self.folder, summary)
