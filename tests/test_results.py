@@ -34,7 +34,8 @@ def test_seeds_are_pooled_and_their_deviation_is_that_of_a_sample(
     capsys: pytest.CaptureFixture,
 ) -> None:
     for seed in (1, 2, 3):
-        make_run(Path("runs"), seed, 100.0, learning_rate=0.1, track=seed == 1, num_seeds=seed)
+        same = {"track": seed == 1, "num_seeds": seed, "checkpoints": seed}
+        make_run(Path("runs"), seed, 100.0, learning_rate=0.1, **same)
     printed = show(capsys)
     finals = [results.summary(run)["final_return"] for run in results.find_runs("runs")]
     ((script, env_id, score, _, seeds, steps, _),) = cells(printed)
@@ -59,6 +60,17 @@ def test_different_settings_are_rows_of_their_own(capsys: pytest.CaptureFixture)
     assert [(row[4], row[7]) for row in rows] == [
         ("2", "--learning-rate 0.001"),
         ("2", "--learning-rate 0.01"),
+    ]
+
+
+def test_checkpoints_that_restart_environments_matter(capsys: pytest.CaptureFixture) -> None:
+    for seed, restarts in ((1, 10), (2, 10), (3, 2)):
+        run = make_run(Path("runs"), seed, 100.0)
+        (run / "finished.json").write_text(json.dumps({"environment_restarts": restarts}))
+    rows = cells(show(capsys))
+    assert [(row[4], row[7]) for row in rows] == [
+        ("2", "environment restarts 10"),
+        ("1", "environment restarts 2"),
     ]
 
 

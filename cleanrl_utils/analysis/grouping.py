@@ -13,7 +13,9 @@ from cleanrl_utils.running.settings import FREE_TO_CHANGE, flag
 
 # The name of a run, its task and its seed; --num-seeds only says how many were trained together.
 IDENTITY = {"exp_name", "env_id", "seed", "num_seeds"}
-NOT_COMPARED = FREE_TO_CHANGE | IDENTITY
+RESTARTS = "environment_restarts"  # checkpoints matter only where they restart environments
+NOT_COMPARED = FREE_TO_CHANGE | IDENTITY | {"checkpoints"}
+NO_FLAGS = {"script", "steps", RESTARTS}
 
 Settings = Mapping[str, str]
 
@@ -39,9 +41,12 @@ def compared_settings(args: Mapping[str, Any]) -> dict[str, str]:
     return {name: as_text(value) for name, value in args.items() if name not in NOT_COMPARED}
 
 
-def record_settings(record: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of a run folder's record, and the script that they belong to."""
-    return {"script": record["script"], **compared_settings(record["args"])}
+def record_settings(record: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a run folder, and the script that they belong to."""
+    settings = {"script": record["script"], **compared_settings(record["args"])}
+    if RESTARTS in summary:
+        settings[RESTARTS] = as_text(summary[RESTARTS])
+    return settings
 
 
 def command_settings(command: str, script: str, steps: int) -> dict[str, str]:
@@ -69,8 +74,8 @@ def code_version(record: Mapping[str, Any]) -> str:
 
 
 def spelt(name: str) -> str:
-    """A setting as the user knows it; script and steps are no flags."""
-    return name if name in ("script", "steps") else flag(name)
+    """A setting as the user knows it."""
+    return name.replace("_", " ") if name in NO_FLAGS else flag(name)
 
 
 def in_order(texts: set[str]) -> list[str]:

@@ -64,7 +64,7 @@ def runs_of_folder(folder: str) -> list[OneRun]:
                 seed=args["seed"],
                 commit=record.get("git", {}).get("commit", ""),
                 tags=tuple(record.get("tags", [])),
-                settings=grouping.record_settings(record),
+                settings=run.settings,
                 code=grouping.code_version(record),
                 finished=run.finished,
                 folder=run,

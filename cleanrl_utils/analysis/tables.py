@@ -32,6 +32,11 @@ class RunFolder:
     def finished(self) -> bool:
         return run_folder.is_finished(self.folder)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings that can move its learning curve."""
+        return grouping.record_settings(self.record, run_folder.read_summary(self.folder))
+
     def metrics(self) -> pd.DataFrame:
         return read_metrics(self.folder)
 
@@ -102,7 +107,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
         "code": grouping.code_version(record),
         "hardware": "{device} ({cpu}, {cores} cores)".format(**hardware) if hardware else "",
         "command": command(record),
-        "settings": grouping.record_settings(record),
+        "settings": run.settings,
         "tags": ",".join(record.get("tags", [])),
         "versions": {k: v for k, v in versions.items() if k.lower() in KEY_VERSIONS},
         "run": run.folder.name,
