@@ -32,11 +32,11 @@ def call(*flags: str, cwd: Path, **variables: str) -> subprocess.CompletedProces
 
 
 def finished_runs(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob("runs/*/finished.json"))
+    return sorted(path.parent for path in folder.glob("*runs/*/finished.json"))
 
 
 def the_log(folder: Path, name: str) -> str:
-    (path,) = folder.glob(f"runs/.benchmark/{name}__*/log.txt")
+    (path,) = folder.glob(f"*runs/.benchmark/{name}__*/log.txt")
     return path.read_text()
 
 
@@ -516,7 +516,7 @@ def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None
     number = sent.stdout.partition("as Slurm job ")[2].partition(";")[0]
     checkpoint = ".benchmark/../CartPole-v1__ppo__1__*/checkpoint.safetensors"
     for _ in range(600):
-        if list(tmp_path.glob(f"runs/{checkpoint}")):
+        if list(tmp_path.glob(f"my runs/{checkpoint}")):
             break
         time.sleep(0.1)
     done = subprocess.run(["scontrol", "requeue", f"{number}_0"], capture_output=True, text=True)
@@ -528,6 +528,7 @@ def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None
     assert "1 of 2 runs failed: Crash-v0__ppo__1" in waited.stderr, said
     log = the_log(tmp_path, "CartPole-v1__ppo__1")
     assert log.count("$ ") == 2 and "resumes at step" in log
+    assert list(tmp_path.glob(f"my runs/.benchmark/slurm/{number}_0.txt")), "its own log"
     assert len(finished_runs(tmp_path)) == 1
 
 

@@ -38,9 +38,7 @@ class Training:
         self.last_step = 0
         where.mkdir(parents=True, exist_ok=True)
         stem = f"{env_id.split(':')[-1].replace('/', '-')}__{seed}"
-        self.place = (
-            where / f"{stem}.folder"
-        ).resolve()  # the run writes there where its folder is
+        self.place = (where / f"{stem}.folder").resolve()  # tells where the run's folder is
         self.place.unlink(missing_ok=True)  # of an earlier run of this name
         self.log = self.place.with_suffix(".txt")
         words = [sys.executable, script, *as_flags(params), "--env-id", env_id]

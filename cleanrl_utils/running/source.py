@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from cleanrl_utils.running import folder as run_folder
 
@@ -103,14 +104,15 @@ def is_text(node: ast.stmt) -> bool:
     return constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
 
 
-def keep(folder: Path, script: Path) -> str:
-    """Put the script and the changes since the commit into a run's folder; the fingerprint."""
+def keep(folder: Path, script: Path) -> dict[str, Any]:
+    """Put the script and the changes since the commit into a run's folder; what to record of it."""
     if not script.is_file():
-        return ""
+        return {}
     shutil.copyfile(script, run_folder.script_path(folder, script.stem))
     if changes := diff(script.resolve().parent):
         (folder / run_folder.CHANGES).write_bytes(changes)
-    return fingerprint(script)
+    known = git(script.resolve().parent, "ls-files", "--", script.name)
+    return {"code": fingerprint(script), "script_tracked": bool(known)}
 
 
 def copy(source: Path, target: Path) -> None:
@@ -121,9 +123,15 @@ def copy(source: Path, target: Path) -> None:
 
 def diff(folder: Path) -> bytes:
     """`git diff HEAD` of the repository that a folder is in; nothing where it is too large."""
-    words = ["git", "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv"]
+    plain = ["--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative"]
+    changes = git(folder, "diff", "HEAD", *plain)
+    return changes if len(changes) <= LARGEST_DIFF else b""
+
+
+def git(folder: Path, *words: str) -> bytes:
+    """What a git command prints; nothing where it fails."""
     try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, timeout=10)
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return b""
-    return done.stdout if done.returncode == 0 and len(done.stdout) <= LARGEST_DIFF else b""
+    return done.stdout if done.returncode == 0 else b""
