@@ -5,7 +5,7 @@ from typing import Any
 from cleanrl_utils.pages.scripts import ROOT
 from cleanrl_utils.pages.site import Site
 
-CHART = ROOT / "cleanrl_utils" / "chart.js"
+CHART = ROOT / "cleanrl_utils" / "analysis" / "chart.js"
 state: dict[str, Site] = {}
 
 
