@@ -85,4 +85,5 @@ def diff_html(left: Script, right: Script) -> str:
         out.append(f"<details><summary>{summary}</summary>{hidden}</details>")
         if after:
             out.append(pair(kind, i2 - after, i2, j2 - after, j2))
-    return f'<div class="highlight diff" data-search-exclude>{"".join(out)}</div>'
+    # The search plugin takes the end of an inner element of the same kind for the end of this one.
+    return f'<section class="highlight diff" data-search-exclude>{"".join(out)}</section>'
