@@ -264,6 +264,13 @@ def test_a_page_without_results_does_not_deny_published_ones(pages) -> None:
         assert "No run of ours" in text and "published" not in text
 
 
+def test_commands_are_broken_between_words_only(pages) -> None:
+    (group,) = [x for x in pages.groups if (x.name, x.env_id) == ("ppo", "CartPole-v1")]
+    text = results.provenance([group])
+    assert "<span>--env-id</span> <span>CartPole-v1</span>" in text and "--seed" not in text
+    assert results.commands_of("ppo") == " Commands: `sh benchmark/ppo.sh`."
+
+
 def test_readme_has_the_table_and_the_pictures() -> None:
     text = README.read_text()
     assert readme.fill_readme(text) == text, "run python -m cleanrl_utils.docs"

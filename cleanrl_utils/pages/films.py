@@ -172,7 +172,8 @@ def save_gif(path: Path, frames: list["Image"]) -> None:
 def film_html(url: str, film: Film) -> str:
     """A film and what it shows."""
     text = f"<code>{film.script}.py</code> on <code>{film.env_id}</code>"
-    caption = f"{text}, {film.steps:,} steps, seed {film.seed}: {film.episodic_return:,.0f}"
+    score = f"this episode scores {film.episodic_return:,.0f}"
+    caption = f"{text} after {film.steps:,} steps, seed {film.seed}: {score}"
     if os.path.splitext(film.file)[1] in (".mp4", ".webm"):
         picture = f'<video src="{url}" controls loop muted playsinline preload="metadata"></video>'
     else:
