@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 import gymnasium as gym
 import numpy as np
 
-from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.errors import BadInput, require, unsaid
 from cleanrl_utils.running import checkpoint, hub
 from cleanrl_utils.running.settings import FREE_TO_CHANGE
 from cleanrl_utils.running.stored import fits, known_settings, one_line, restore_settings
@@ -67,9 +67,12 @@ def load_model(
     args = restore_settings(module.Args, stored, str(path))
     cls = find_class(module, about["class"], path)
     try:
-        envs = gym.vector.SyncVectorEnv([module.make_env(args.env_id, args.seed, 0, False, "")])
-        agent = build(cls, envs, args)
-        envs.close()
+        with unsaid():
+            envs = gym.vector.SyncVectorEnv([module.make_env(args.env_id, args.seed, 0, False, "")])
+            agent = build(cls, envs, args)
+            envs.close()
+    except BadInput as error:
+        raise BadInput(f"{path}: {error.message}") from None
     except Exception as error:
         if script is not None:  # the user's own code: it needs its traceback
             raise
