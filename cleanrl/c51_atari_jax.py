@@ -20,50 +20,52 @@ from jax import Array, random
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, FrameReplay
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
 
 
 @dataclass
 class Args(RunArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
-    """id of the game; any other environment of pictures works, too, as module:Id"""
-    total_timesteps: int = 10_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 2.5e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
     async_envs: bool = False
-    """step each environment in a process of its own"""
-    n_atoms: int = 51
-    """values that a return can have in the network's eyes, evenly spaced"""
+    """run each environment in a process of its own"""
+    n_atoms: Count = 51
+    """number of atoms of the return distribution"""
     v_min: float = -10
-    """the lowest of them"""
+    """smallest atom of the return distribution"""
     v_max: float = 10
-    """the highest of them"""
-    min_probability: float = 0.0
-    """what a smaller predicted probability counts as in the loss, where it then has no gradient;
-    the original has 1e-5"""
-    buffer_size: int = 1_000_000
-    """transitions kept on the device of the network: 6.6 GiB by default, each frame once"""
-    gamma: float = 0.99
+    """largest atom of the return distribution"""
+    min_probability: Share = 0.0
+    """lower bound of predicted probabilities in the loss, below which they have no gradient; the
+    original uses 1e-5"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
+    gamma: Share = 0.99
     """discount factor"""
-    target_network_frequency: int = 10_000
-    """steps between two copies of the Q-network to the target network"""
-    batch_size: int = 32
-    """transitions of a gradient step"""
-    start_e: float = 1
-    """probability of a random action at the start"""
-    end_e: float = 0.01
-    """probability of a random action in the end"""
-    exploration_fraction: float = 0.1
-    """part of the training over which that probability falls"""
-    learning_starts: int = 80_000
-    """steps before the first gradient step"""
-    train_frequency: int = 4
-    """steps between two gradient steps"""
+    target_network_frequency: Count = 10_000
+    """update the target network every this many steps"""
+    batch_size: Count = 32
+    """number of transitions per gradient step"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.01
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.1
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+    learning_starts: Natural = 80_000
+    """number of steps before the first gradient step"""
+    train_frequency: Count = 4
+    """number of steps per gradient step"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,13 +78,16 @@ class Args(RunArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -101,12 +106,15 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as dqn_atari_jax.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    spawned = partial(gym.vector.AsyncVectorEnv, context="spawn")  # JAX's threads survive no fork
-    vector = spawned if args.async_envs else gym.vector.SyncVectorEnv
-    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
+    return vector([one(i) for i in range(args.num_envs)])
 
 
 class QNetwork(nn.Module):
@@ -244,7 +252,7 @@ class Learner:
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
 
     learner = Learner(args, envs)
@@ -253,24 +261,19 @@ if __name__ == "__main__":
     learn = jax.jit(learner.learn, donate_argnums=0)
     copy_to_target = lambda train: train._replace(target_network=train.q_network)  # noqa: E731
     update_target = jax.jit(copy_to_target, donate_argnums=0)
-    insert, cut = (jax.jit(f, donate_argnums=0) for f in (memory.insert, memory.cut))
+    insert = jax.jit(memory.insert, donate_argnums=0)
     nothing = jnp.zeros((2, len(TAGS)))
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
-    start = run.resume(args.num_turns, **state, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **state, rng=rng, envs=envs)
     train, replay, sums = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
         # new environments, so that a resumed run is the same run
-        if run.boundary(turn, train=train, replay=replay, sums=sums):
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            replay = cut(replay)
-            ended = np.zeros(args.num_envs, dtype=bool)
-
         # Act. Each environment explores by a coin of its own.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
@@ -299,6 +302,6 @@ if __name__ == "__main__":
         run.log_episodes(infos, global_step)
         if run.evaluation_due(global_step):
             run.evaluate(learner.agent(train), global_step)
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
-    envs.close()
     run.finish(learner.agent(train))

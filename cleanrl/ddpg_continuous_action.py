@@ -9,7 +9,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -18,37 +18,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "Hopper-v4"
-    """id of the environment; a package's own environment as module:Id"""
-    total_timesteps: int = 1_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 3e-4
-    """learning rate of Adam, for policy and critic"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
-    buffer_size: int = 1_000_000
-    """transitions that the replay memory holds"""
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 1_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 3e-4
+    """learning rate of Adam"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the replay memory is; auto: where the networks are, if there is room"""
-    gamma: float = 0.99
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
     """discount factor"""
-    tau: float = 0.005
-    """how far the target networks move towards the networks each time"""
-    batch_size: int = 256
-    """transitions of a gradient step"""
-    exploration_noise: float = 0.1
-    """standard deviation of the noise on actions, as a part of half their range"""
-    learning_starts: int = 25_000
-    """steps, with random actions, before the first gradient step"""
-    policy_frequency: int = 2
-    """steps between two updates of the policy and of the target networks"""
+    tau: Share = 0.005
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    batch_size: Count = 256
+    """number of transitions per gradient step"""
+    exploration_noise: NonNegative = 0.1
+    """standard deviation of the exploration noise, relative to half the action range"""
+    learning_starts: Natural = 25_000
+    """number of steps with random actions before the first gradient step"""
+    policy_frequency: Count = 2
+    """update the policy and the target networks every this many steps"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,11 +61,13 @@ class Args(TorchArgs):
 
 
 # same as ppo.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
             env = gym.wrappers.FlattenObservation(env)
@@ -74,10 +78,14 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
 
 
 class Actor(nn.Module):
@@ -181,7 +189,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py", bounded=True)
 
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
@@ -203,14 +211,10 @@ if __name__ == "__main__":
 
     learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
     logs = dict(q_losses=q_losses, policy_losses=policy_losses)
-    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng, envs=envs)
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
-        if run.boundary(turn):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, dtype=bool)
-
         # Act: at random at first. Later a GPU is asked, but not waited for yet.
         at_random = turn * args.num_envs < args.learning_starts
         if not at_random:
@@ -233,6 +237,6 @@ if __name__ == "__main__":
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)
+        run.checkpoint(turn + 1)
 
-    envs.close()
     run.finish(agent.actor)

@@ -8,7 +8,7 @@ Paper: https://doi.org/10.1038/nature14236. Every detail with its reason: docs/r
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -17,43 +17,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "CartPole-v1"
-    """id of the environment; a package's own environment as module:Id"""
-    total_timesteps: int = 500_000
-    """environment steps of the whole training"""
-    learning_rate: float = 2.5e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 500_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
-    buffer_size: int = 10_000
-    """transitions that the replay memory holds"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    buffer_size: Count = 10_000
+    """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the replay memory is; auto: where the network is, if there is room"""
-    gamma: float = 0.99
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
     """discount factor"""
-    tau: float = 1.0
-    """how far a target update moves the target network to the Q-network; 1 copies it"""
-    target_network_frequency: int = 500
-    """steps between two target updates"""
-    batch_size: int = 128
-    """transitions of a gradient step"""
-    start_e: float = 1
-    """probability of a random action at the start"""
-    end_e: float = 0.05
-    """probability of a random action in the end"""
-    exploration_fraction: float = 0.5
-    """part of the training over which that probability falls"""
-    learning_starts: int = 10_000
-    """steps before the first gradient step"""
-    train_frequency: int = 10
-    """steps between two gradient steps"""
+    tau: Share = 1.0
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    target_network_frequency: Count = 500
+    """update the target network every this many steps"""
+    batch_size: Count = 128
+    """number of transitions per gradient step"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.05
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.5
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+    learning_starts: Natural = 10_000
+    """number of steps before the first gradient step"""
+    train_frequency: Count = 10
+    """number of steps per gradient step"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,11 +66,13 @@ class Args(TorchArgs):
 
 
 # same as ppo.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
             env = gym.wrappers.FlattenObservation(env)
@@ -79,10 +83,14 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
 
 
 class QNetwork(nn.Sequential):
@@ -134,7 +142,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
 
     q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
@@ -151,14 +159,10 @@ if __name__ == "__main__":
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
     networks = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
-    start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng, envs=envs)
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
-        if run.boundary(turn):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, dtype=bool)
-
         # Act. Each environment explores by a coin of its own.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
@@ -185,6 +189,6 @@ if __name__ == "__main__":
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(q_network, global_step)
+        run.checkpoint(turn + 1)
 
-    envs.close()
     run.finish(q_network)

@@ -8,70 +8,74 @@ Paper: https://arxiv.org/abs/2009.04416. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.environments.making import make_one_of_pool, make_pool
+from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
 from cleanrl_utils.speed.graphs import to_device
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "starpilot"
-    """game of Procgen, in its easy distribution; or EnvPool's own id, as StarpilotHard-v0"""
-    total_timesteps: int = 25_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 5e-4
+    """game of Procgen, with easy levels; others by EnvPool's id, e.g. StarpilotHard-v0"""
+    total_timesteps: Count = 25_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 5e-4
     """learning rate of Adam"""
-    num_envs: int = 64
-    """environments stepped side by side"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
-    num_steps: int = 256
-    """steps of each environment between two updates"""
+    num_envs: Count = 64
+    """number of parallel environments"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 256
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = False
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.999
-    """discount factor, also of the returns that rewards are scaled by"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 8
-    """minibatches an epoch is cut into"""
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.999
+    """discount factor"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 8
+    """number of minibatches per epoch"""
     adv_norm_fullbatch: bool = True
-    """normalise the advantages, over the whole rollout"""
-    clip_coef: float = 0.2
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages over the whole rollout"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end the policy's epochs of an update after one whose approximate KL divergence passes this"""
-    n_iteration: int = 32
-    """rollouts, each followed by an update of the policy, in a phase"""
-    e_policy: int = 1
-    """times such an update goes over its rollout for the policy"""
-    v_value: int = 1
-    """times it goes over its rollout for the value function"""
-    e_auxiliary: int = 6
-    """times a phase's end goes over all of its rollouts"""
-    beta_clone: float = 1.0
-    """weight, there, of the KL divergence from the policy that the phase arrived at"""
-    num_aux_rollouts: int = 4
-    """rollouts of single environments, there, that one backward pass takes: lower, less memory"""
-    n_aux_grad_accum: int = 1
-    """backward passes that one gradient step, there, adds up"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
+    n_iteration: Count = 32
+    """number of rollouts, each with a policy update, per phase"""
+    e_policy: Count = 1
+    """number of policy epochs per rollout"""
+    v_value: Count = 1
+    """number of value function epochs per rollout"""
+    e_auxiliary: Count = 6
+    """number of epochs of the auxiliary phase"""
+    beta_clone: NonNegative = 1.0
+    """coefficient of the behavioural cloning loss in the auxiliary phase"""
+    num_aux_rollouts: Count = 4
+    """number of single-environment rollouts per minibatch of the auxiliary phase"""
+    n_aux_grad_accum: Count = 1
+    """number of minibatches per gradient step of the auxiliary phase (gradient accumulation)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_phases = self.total_timesteps // (self.batch_size * self.n_iteration)
@@ -89,11 +93,13 @@ class Args(TorchArgs):
 
 
 # same as ppo_procgen.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment for evaluation; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        folder = f"videos/{run_name}" if capture_video and idx == 0 else None
+        folder = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(make_one_of_pool(task_of(env_id), folder))
         env.action_space.seed(seed)
         return env
@@ -108,9 +114,9 @@ def task_of(env_id: str) -> str:
 
 
 # same as ppo_procgen.py
-def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    envs = make_pool(task_of(args.env_id), num_envs=args.num_envs, seed=seed)
+    envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
     space, actions = envs.single_observation_space, envs.single_action_space
     pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
     fits = pictures and isinstance(actions, gym.spaces.Discrete)
@@ -304,7 +310,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.env_seed)
+    envs = make_envs(args)
 
     agent = Agent(envs).to(device)
     adam = dict(fused=True, capturable=device.type == "cuda")
@@ -332,16 +338,11 @@ if __name__ == "__main__":
     phase_returns, phase_real = torch.zeros(2, *phase_shape, device=device)
 
     state = dict(agent=agent, optimizer=optimizer, aux_optimizer=aux_optimizer)
-    start = run.resume(args.num_phases, **state, returns=return_stats)
+    discounted = np.zeros_like(record[0])  # returns of the open episodes so far
+    start = run.resume(args.num_phases, **state, returns=return_stats, envs=envs)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start * args.n_iteration, args.num_iterations):
         phase, number = divmod(iteration, args.n_iteration)
-        if number == 0 and run.boundary(phase):  # between phases: none has to be saved half-done
-            envs.close()
-            envs = make_envs(args, run.env_seed)
-            next_obs, _ = envs.reset()
-            ended = np.zeros(args.num_envs, bool)
-            scores = np.zeros(args.num_envs)
-            discounted = np.zeros_like(record[0])  # returns of the open episodes so far
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             for group in optimizer.param_groups + aux_optimizer.param_groups:
@@ -359,10 +360,7 @@ if __name__ == "__main__":
             discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
-            scores += reward
-            for i in np.flatnonzero(ended):
-                run.log_episode(scores[i], infos["elapsed_step"][i], global_step)
-                scores[i] = 0
+            run.log_episodes(infos, global_step)
         with torch.no_grad():
             values[-1] = agent.get_value(to_device(next_obs, device))
 
@@ -424,6 +422,9 @@ if __name__ == "__main__":
             metrics["losses/aux/real_value_loss"] = real_v_loss
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        phase_ends = number == args.n_iteration - 1  # so that none has to be saved half-done
+        if phase_ends and run.checkpoint(phase + 1):  # EnvPool cannot be saved: it starts new games
+            next_obs, ended = envs.obs, envs.ended
+            discounted[:] = 0
 
-    envs.close()
     run.finish(agent)

@@ -8,6 +8,7 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,52 +16,56 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
-from cleanrl_utils.environments.making import make, make_pool
+from cleanrl_utils.environments.envpool import Pool
+from cleanrl_utils.environments.making import make
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
 from cleanrl_utils.speed.graphs import to_device
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "Breakout-v5"
-    """id of the game; BreakoutNoFrameskip-v4 is another name for EnvPool's Breakout-v5"""
-    total_timesteps: int = 10_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 2.5e-4
+    """id of the game, one of EnvPool's Atari games"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 8
-    """environments stepped side by side"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
-    num_steps: int = 128
-    """steps of each environment between two updates"""
+    num_envs: Count = 8
+    """number of parallel environments"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
@@ -70,13 +75,16 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
 
     def thunk() -> gym.Env:
         game = f"ALE/{name_of_game(env_id)}-v5"
         rules = {"frameskip": 1, "obs_type": "grayscale", "repeat_action_probability": 0.0}
-        env = make(game, f"videos/{run_name}" if capture_video and idx == 0 else None, **rules)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(game, film, **rules, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         env = atari.NoopReset(env, noop_max=30)
         env = atari.MaxAndSkip(env, skip=4)
@@ -95,14 +103,14 @@ def name_of_game(env_id: str) -> str:
     return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
 
 
-def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
 
     A lost life is such an end; the step after it goes on with the game.
     """
     game = f"{name_of_game(args.env_id)}-v5"
     learner = {"episodic_life": True, "reward_clip": True}  # infos hold the true game
-    return make_pool(game, num_envs=args.num_envs, seed=seed, **learner)
+    return Pool(game, args.num_envs, args.seed, **learner, **args.env_settings)
 
 
 # same as ppo_atari.py
@@ -205,7 +213,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.env_seed)
+    envs = make_envs(args)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -220,14 +228,9 @@ if __name__ == "__main__":
     actions = np.zeros((args.num_steps, args.num_envs), np.int64)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.env_seed)
-            next_obs, _ = envs.reset()
-            ended = np.zeros(args.num_envs, bool)
-            scores = np.zeros(args.num_envs)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -240,10 +243,7 @@ if __name__ == "__main__":
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
-            scores += infos["reward"]
-            for i in np.flatnonzero(infos["terminated"] | trunc):  # the game is over, or its time
-                run.log_episode(scores[i], infos["elapsed_step"][i], global_step, average=20)
-                scores[i] = 0
+            run.log_episodes(infos, global_step, average=20)
         obs[-1] = to_device(next_obs, device)
 
         # Learn
@@ -278,6 +278,7 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        if run.checkpoint(iteration + 1):  # EnvPool cannot be saved: it starts new games
+            next_obs, ended = envs.obs, envs.ended
 
-    envs.close()
     run.finish(agent)

@@ -9,7 +9,7 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import gymnasium as gym
@@ -20,47 +20,49 @@ import optax
 from jax import Array, random
 
 from cleanrl_utils.environments import atari_wrappers as atari
-from cleanrl_utils.environments.making import make, make_pool
+from cleanrl_utils.environments.envpool import Pool
+from cleanrl_utils.environments.making import make
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, patches, permutations
 
 
 @dataclass
 class Args(RunArgs):
     env_id: str = "Breakout-v5"
-    """id of the game; BreakoutNoFrameskip-v4 is another name for EnvPool's Breakout-v5"""
-    total_timesteps: int = 10_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 2.5e-4
+    """id of the game, one of EnvPool's Atari games"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 8
-    """environments stepped side by side"""
-    num_steps: int = 128
-    """steps of each environment between two updates"""
+    num_envs: Count = 8
+    """number of parallel environments"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = False
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,13 +80,16 @@ TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "ch
 
 
 # same as ppo_atari_envpool.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
 
     def thunk() -> gym.Env:
         game = f"ALE/{name_of_game(env_id)}-v5"
         rules = {"frameskip": 1, "obs_type": "grayscale", "repeat_action_probability": 0.0}
-        env = make(game, f"videos/{run_name}" if capture_video and idx == 0 else None, **rules)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(game, film, **rules, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         env = atari.NoopReset(env, noop_max=30)
         env = atari.MaxAndSkip(env, skip=4)
@@ -105,14 +110,14 @@ def name_of_game(env_id: str) -> str:
 
 
 # same as ppo_atari_envpool.py
-def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
 
     A lost life is such an end; the step after it goes on with the game.
     """
     game = f"{name_of_game(args.env_id)}-v5"
     learner = {"episodic_life": True, "reward_clip": True}  # infos hold the true game
-    return make_pool(game, num_envs=args.num_envs, seed=seed, **learner)
+    return Pool(game, args.num_envs, args.seed, **learner, **args.env_settings)
 
 
 # same as ppo_atari_envpool_xla_jax.py
@@ -193,7 +198,9 @@ def play(step_envs: Callable, params: Params, games: Games, x: None) -> tuple[Ga
     logprob = jax.nn.log_softmax(logits)[jnp.arange(len(action)), action]
     handle, (obs, reward, term, trunc, infos) = step_envs(games.handle, action)
     score = games.score + infos["reward"]
-    over = (infos["terminated"] > 0) | trunc  # the game is over, or its time
+    game_over = infos["terminated"] > 0
+    term = term | game_over  # which EnvPool calls truncated if it is exactly at the time limit
+    over = game_over | trunc
     played = (jnp.where(over, score, jnp.nan), infos["elapsed_step"])
     seen = (games.obs, action, logprob, value)
     step = Step(seen, reward, term, term | trunc, ~games.ended, *played)
@@ -300,22 +307,23 @@ def learn(args: Args, train: dict, games: Games, step: Step, lr: Array) -> tuple
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
-    envs = make_envs(args, run.env_seed)
+    envs = make_envs(args)
     params = init_params(envs.single_action_space.n, args.seed)
     moments = jax.jit(make_optimizer(args).init)(params)
     train = {"params": params, "moments": moments, "key": random.key(args.seed)}
     learn_all = jax.jit(partial(learn, args), donate_argnums=0)
 
-    start = run.resume(args.num_iterations, train=jax.device_put(train, jax.devices()[0]))
+    train = jax.device_put(train, jax.devices()[0])
+    start = run.resume(args.num_iterations, train=train, envs=envs)
     train = run.state["train"]
+    restarted = True
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration, train=train):  # new games, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.env_seed)
-            obs, _ = envs.reset()
-            handle, _, _, step_envs = envs.xla()  # a function for compiled programs
+        if restarted:
+            obs = envs.obs
+            handle, _, _, step_envs = envs.pool.xla()  # a function for compiled programs
             none = jnp.zeros(args.num_envs)
-            games = Games(handle, random.key(run.env_seed), obs, none > 0, none)
+            key = random.fold_in(random.key(args.seed), iteration)
+            games = Games(handle, key, obs, none > 0, none)
             games = jax.device_put(games, jax.devices()[0])
             # EnvPool writes its pool into the function: a new one is compiled anew
             collect_all = jax.jit(partial(collect, step_envs, args))
@@ -327,6 +335,7 @@ if __name__ == "__main__":
         run.log_rollout(step.episodic_return, step.episodic_length, global_step, average=20)
         run.log(jax.device_get(metrics), global_step)
         run.evaluate(Agent(train["params"]), global_step)
+        # EnvPool cannot be saved: a checkpoint starts new games
+        restarted = run.checkpoint(iteration + 1, train=train)
 
-    envs.close()
     run.finish(Agent(train["params"]))

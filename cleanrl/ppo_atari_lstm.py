@@ -8,6 +8,7 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,48 +18,52 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 
 
 @dataclass
 class Args(PixelArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
-    """id of the game; any other environment of pictures works, too, as module:Id"""
-    total_timesteps: int = 10_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 2.5e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 8
-    """environments stepped side by side"""
-    num_steps: int = 128
-    """steps of each environment between two updates"""
+    num_envs: Count = 8
+    """number of parallel environments"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into; each holds whole sequences, of some environments"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // self.batch_size
         batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
@@ -69,13 +74,16 @@ class Args(PixelArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -94,11 +102,15 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo_atari.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
-    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
+    return vector([one(i) for i in range(args.num_envs)])
 
 
 # same as ppo_atari.py
@@ -234,7 +246,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "ppo_continuous_action.py")
 
     agent = Agent(envs).to(device)
@@ -253,14 +265,11 @@ if __name__ == "__main__":
     # states[t] is the memory with which the agent sees obs[t], states[t + 1] the one after it
     states = torch.zeros(args.num_steps + 2, 2, args.num_envs, 128, device=device)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    envs.reset(seed=args.seed)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs, first=first, states=states)
+    start = run.resume(args.num_iterations, **state)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, bool)
-            first[-1] = True
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -312,6 +321,6 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    envs.close()
     run.finish(agent)

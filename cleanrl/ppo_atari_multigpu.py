@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -21,53 +21,57 @@ from torch import Tensor, distributed, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, OfAllRanks, SyncVectorEnv
 from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 
 
 @dataclass
 class Args(PixelArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
-    """id of the game; any other environment of pictures works, too, as module:Id"""
-    total_timesteps: int = 10_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 2.5e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    local_num_envs: int = 8
-    """environments that each process steps side by side"""
+    local_num_envs: Count = 8
+    """number of parallel environments per process"""
     device_ids: list[int] = field(default_factory=list)
-    """GPU of each process, e.g. 0 0 1 1 for four processes; empty: one after the other"""
+    """GPU of each process, e.g. 0 0 1 1 for four processes; empty: one GPU after the other"""
     backend: Literal["gloo", "nccl"] = "gloo"
-    """how gradients travel; nccl is faster, and needs a GPU for each process"""
-    num_steps: int = 128
-    """steps of each environment between two updates"""
+    """communication between processes; nccl is faster and needs a GPU per process"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.local_num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         # torchrun sets these; there is one process without
         self.rank = int(os.environ.get("RANK", 0))
         self.world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -85,13 +89,16 @@ class Args(PixelArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -109,12 +116,16 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
     return thunk
 
 
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     first = args.rank * args.local_num_envs
-    return vector([one(args.seed + i, i) for i in range(first, first + args.local_num_envs)])
+    return vector([one(i) for i in range(first, first + args.local_num_envs)])
 
 
 # same as ppo_atari.py
@@ -246,7 +257,7 @@ if __name__ == "__main__":
     join_others(args)
     run = Run(args, make_env, writes=args.rank == 0)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "ppo_continuous_action.py")
 
     agent = Agent(envs).to(device)
@@ -263,17 +274,13 @@ if __name__ == "__main__":
     actions = torch.zeros(args.num_steps, args.local_num_envs, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.local_num_envs), np.float32)
 
-    ranks = torch.tensor(args.world_size)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, ranks=ranks)
-    require(ranks == args.world_size, f"--resume {args.resume} needs {ranks} processes, as before")
+    envs.reset(seed=args.seed + args.rank * args.local_num_envs)
+    all_envs = OfAllRanks(envs, args.rank, args.world_size)
+    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=all_envs)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            next_obs, _ = envs.reset(seed=run.env_seed + args.rank * args.local_num_envs)
-            ended = np.zeros(args.local_num_envs, bool)
-            # equal weights so far; from here on each rank samples for itself, resumed or not
-            torch.manual_seed(derive_seed(run.env_seed, args.rank))
+        # Each rank samples for itself. It is seeded every time: a checkpoint has rank 0's state.
+        torch.manual_seed(derive_seed(args.seed, iteration, args.rank))
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -324,8 +331,8 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    envs.close()
     run.finish(agent)
     if args.world_size > 1:
         distributed.destroy_process_group()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import e, log, pi
+from typing import Any
 
 import gymnasium as gym
 import jax
@@ -19,47 +20,48 @@ from jax import Array, random
 
 from cleanrl_utils.environments.jax_envs import Brax, Episode, Step, advance, begin, to_gym
 from cleanrl_utils.running.runs import Runs, RunsArgs, parse_args, require, segment_length
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, permutations
 
 
 @dataclass
 class Args(RunsArgs):
     env_id: str = "ant"
-    """name of one of Brax's environments: ant, halfcheetah, humanoid, ..."""
+    """name of the environment, one of Brax's: ant, halfcheetah, humanoid, ..."""
     backend: str = "spring"
-    """its physics: spring (the quickest), positional, generalized or mjx"""
-    total_timesteps: int = 30_000_000
-    """environment steps of the whole training, of each agent"""
-    learning_rate: float = 1e-3
+    """physics of Brax: spring (fastest), positional, generalized or mjx"""
+    total_timesteps: Count = 30_000_000
+    """number of environment steps per agent"""
+    learning_rate: NonNegative = 1e-3
     """learning rate of Adam"""
-    num_envs: int = 4096
-    """environments stepped side by side, by each agent"""
-    num_steps: int = 20
-    """steps of each environment between two updates"""
+    num_envs: Count = 4096
+    """number of parallel environments per agent"""
+    num_steps: Count = 20
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.97
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.97
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 8
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 8
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.2
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = False
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 1.0
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.0
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 1.0
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,11 +81,13 @@ TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "o
 TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment to evaluate in; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        video = f"videos/{run_name}" if capture_video and idx == 0 else None
+        video = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(to_gym(Brax.make(env_id), video))
         env.action_space.seed(seed)
         return env
@@ -301,10 +305,10 @@ if __name__ == "__main__":
     start = run.resume(args.num_iterations // args.segment, train=train, episodes=episodes)
     train, episodes = run.state["train"], run.state["episodes"]
     for segment in range(start, run.total):
-        run.boundary(segment, train=train, episodes=episodes)  # a checkpoint has the episodes, too
         starts = begin_all(run.env_seeds, none + segment + 1)
         train, episodes, metrics, returns, lengths = program(train, episodes, starts)
         global_step = (segment + 1) * args.segment * args.batch_size
         run.log_segment(metrics, returns, lengths, global_step)
         run.evaluate(agent_of(train), global_step)
+        run.checkpoint(segment + 1, train=train, episodes=episodes)
     run.finish(agent_of(train))

@@ -16,6 +16,7 @@ from math import e, log, pi
 
 with contextlib.suppress(ImportError):
     import isaacgym  # noqa: F401  it asks to be imported before torch
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -29,54 +30,57 @@ from cleanrl_utils.environments.torch_envs import (
     make_tensor_envs,
 )
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "Ant"
-    """name of the task"""
-    total_timesteps: int = 30_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 0.0026
+    """name of the task: Isaac Gym's, or Brax's where Isaac Gym is not installed"""
+    total_timesteps: Count = 30_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 0.0026
     """learning rate of Adam"""
-    num_envs: int = 4096
-    """environments stepped side by side"""
-    num_steps: int = 16
-    """steps of each environment between two updates"""
+    num_envs: Count = 4096
+    """number of parallel environments"""
+    num_steps: Count = 16
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = False
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 2
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 2
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.2
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = False
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus"""
-    vf_coef: float = 2.0
-    """weight of the value loss"""
-    max_grad_norm: float = 1.0
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.0
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 2.0
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 1.0
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
     reward_scaler: float = 1.0
-    """what the learner's rewards are multiplied by; logged returns are not"""
+    """factor of the rewards in training; logged returns are not scaled"""
     norm_obs: bool = not HAS_ISAAC_GYM
-    """normalise observations by running statistics; Isaac Gym's tasks, unlike Brax's, scale their
-    own"""
-    record_video_step_frequency: int = 1464
-    """with --capture-video, film the agent every so many steps of an environment"""
+    """normalise observations by running statistics; off for Isaac Gym's own tasks, which are scaled
+    already"""
+    record_video_step_frequency: Count = 1464
+    """with --capture-video, record a video every this many steps of an environment"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
@@ -86,11 +90,13 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one of Brax's environments to evaluate in; the first may be filmed."""
 
     def thunk() -> gym.Env:
-        video = f"videos/{run_name}" if capture_video and idx == 0 else None
+        video = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(to_gym(Brax.make(brax_name(env_id)), video))
         env.action_space.seed(seed)
         return env
@@ -219,7 +225,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, None if HAS_ISAAC_GYM else make_env)
     device = run.device
-    envs = make_tensor_envs(args.env_id, args.num_envs, run.env_seed, run)
+    envs = make_tensor_envs(args.env_id, args.num_envs, args.seed, run)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -235,11 +241,10 @@ if __name__ == "__main__":
     actions = torch.zeros(*shape, num_actions, device=device)
     record = torch.zeros(len(OUTCOME), *shape, device=device)
 
-    envs.reset(run.env_seed)
+    envs.reset(args.seed)
     start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
     next_obs = envs.observe()
     for iteration in range(start, args.num_iterations):
-        run.boundary(iteration)  # a checkpoint, where one is due, has Brax's environments, too
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -287,6 +292,7 @@ if __name__ == "__main__":
         run.log_rollout(episodic_returns.cpu(), episodic_lengths.cpu(), global_step)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
         played = (iteration + 1) * args.num_steps
         if args.capture_video and played % args.record_video_step_frequency < args.num_steps:
             run.film(agent)

@@ -8,6 +8,7 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,52 +17,56 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.multi_agent import EachPlayer, count_players, make_game
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "pong_v3"
-    """game of PettingZoo; any other of its kind works, too, as module:name"""
-    total_timesteps: int = 20_000_000
-    """steps of the whole training, each player's counted"""
-    learning_rate: float = 2.5e-4
+    """id of the game, one of PettingZoo's Atari games; your own as module:name"""
+    total_timesteps: Count = 20_000_000
+    """number of steps, counted per player"""
+    learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
-    num_envs: int = 16
-    """players, hence half as many games of two, side by side"""
+    num_envs: Count = 16
+    """number of players; a game of two players counts twice"""
     async_envs: bool = False
-    """step each game in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
-    num_steps: int = 128
-    """steps of each game between two updates"""
+    """run each environment in a process of its own"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
@@ -71,11 +76,13 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one game; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make_game(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make_game(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         if ":" not in env_id:  # an Atari game
             env = atari.NoopReset(env, noop_max=30)  # all games would start alike
             env = atari.MaxAndSkip(env, skip=4)
@@ -92,14 +99,18 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
     return thunk
 
 
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
     players = count_players(args.env_id)
     each = f"the {players} players of {args.env_id}"
     require(args.num_envs % players == 0, f"--num-envs must be a multiple of {each}")
-    return vector([one(args.seed + i, i) for i in range(args.num_envs // players)])
+    return vector([one(i) for i in range(args.num_envs // players)])
 
 
 # same as ppo_atari.py
@@ -210,7 +221,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -225,13 +236,13 @@ if __name__ == "__main__":
     actions = torch.zeros(args.num_steps, *action_shape, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, *action_shape), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    envs.reset(seed=args.seed)
+    ended = np.zeros(action_shape, bool)  # of each player
+    state = dict(agent=agent, optimizer=optimizer, envs=envs, ended=ended)
+    start = run.resume(args.num_iterations, **state)
+    next_obs = envs.obs
+    ended |= envs.ended[:, None]
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(action_shape, bool)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -243,7 +254,7 @@ if __name__ == "__main__":
             next_obs, _, _, trunc, infos = envs.step(actions[step].cpu().numpy())
             reward, term, trunc = infos["rewards"], infos["dead"], trunc[:, None]
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            ended = term | trunc
+            ended[:] = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)  # the first player's
             for i in np.flatnonzero(infos.get("_returns", [])):
@@ -283,6 +294,6 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    envs.close()
     run.finish(agent)

@@ -8,58 +8,62 @@ Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
-from cleanrl_utils.environments.making import make_one_of_pool, make_pool
+from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
 from cleanrl_utils.speed.graphs import to_device
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "starpilot"
-    """game of Procgen, in its easy distribution; or EnvPool's own id, as StarpilotHard-v0"""
-    total_timesteps: int = 25_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 5e-4
+    """game of Procgen, with easy levels; others by EnvPool's id, e.g. StarpilotHard-v0"""
+    total_timesteps: Count = 25_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 5e-4
     """learning rate of Adam"""
-    num_envs: int = 64
-    """environments stepped side by side"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
-    num_steps: int = 256
-    """steps of each environment between two updates"""
+    num_envs: Count = 64
+    """number of parallel environments"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 256
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = False
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.999
-    """discount factor, also of the returns that rewards are scaled by"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 8
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 3
-    """times an update goes over its rollout"""
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.999
+    """discount factor"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 8
+    """number of minibatches per epoch"""
+    update_epochs: Count = 3
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.2
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
@@ -69,11 +73,13 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment for evaluation; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        folder = f"videos/{run_name}" if capture_video and idx == 0 else None
+        folder = video_folder if capture_video and idx == 0 else None
         env = gym.wrappers.RecordEpisodeStatistics(make_one_of_pool(task_of(env_id), folder))
         env.action_space.seed(seed)
         return env
@@ -86,9 +92,9 @@ def task_of(env_id: str) -> str:
     return env_id if "-v" in env_id else f"{env_id.capitalize()}Easy-v0"
 
 
-def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    envs = make_pool(task_of(args.env_id), num_envs=args.num_envs, seed=seed)
+    envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
     space, actions = envs.single_observation_space, envs.single_action_space
     pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
     fits = pictures and isinstance(actions, gym.spaces.Discrete)
@@ -240,7 +246,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.env_seed)
+    envs = make_envs(args)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -259,15 +265,11 @@ if __name__ == "__main__":
     values = torch.zeros(args.num_steps + 1, args.num_envs, device=device)
     record = np.zeros((4, *shape), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, returns=return_stats)
+    discounted = np.zeros_like(record[0])  # returns of the open episodes so far
+    state = dict(agent=agent, optimizer=optimizer, returns=return_stats, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.env_seed)
-            next_obs, _ = envs.reset()
-            ended = np.zeros(args.num_envs, bool)
-            scores = np.zeros(args.num_envs)
-            discounted = np.zeros_like(record[0])  # returns of the open episodes so far
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -282,10 +284,7 @@ if __name__ == "__main__":
             discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
-            scores += reward
-            for i in np.flatnonzero(ended):
-                run.log_episode(scores[i], infos["elapsed_step"][i], global_step)
-                scores[i] = 0
+            run.log_episodes(infos, global_step)
         with torch.no_grad():
             values[-1] = agent.get_value(to_device(next_obs, device))
 
@@ -320,6 +319,8 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        if run.checkpoint(iteration + 1):  # EnvPool cannot be saved: it starts new games
+            next_obs, ended = envs.obs, envs.ended
+            discounted[:] = 0
 
-    envs.close()
     run.finish(agent)

@@ -8,6 +8,7 @@ Paper: https://arxiv.org/abs/1810.12894. Every detail with its reason: docs/rl-a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
-from cleanrl_utils.environments.making import make, make_pool
+from cleanrl_utils.environments.envpool import Pool
+from cleanrl_utils.environments.making import make
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share, Threads
 from cleanrl_utils.speed.graphs import to_device
 
 STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be learnt by heart
@@ -25,54 +28,56 @@ STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "MontezumaRevenge-v5"
-    """id of the game; MontezumaRevengeNoFrameskip-v4 is another name for EnvPool's"""
-    total_timesteps: int = 2_000_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 1e-4
+    """id of the game, one of EnvPool's Atari games"""
+    total_timesteps: Count = 2_000_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
-    num_envs: int = 128
-    """environments stepped side by side"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
-    num_steps: int = 128
-    """steps of each environment between two updates"""
+    num_envs: Count = 128
+    """number of parallel environments"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.999
-    """discount factor of the game's rewards"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 4
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 4
-    """times an update goes over its rollout"""
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.999
+    """discount factor"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.001
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
-    update_proportion: float = 0.25
-    """share of a minibatch that the predictor learns from"""
-    int_coef: float = 1.0
-    """weight of the advantage of curiosity"""
-    ext_coef: float = 2.0
-    """weight of the advantage of the game's rewards"""
-    int_gamma: float = 0.99
-    """discount factor of curiosity"""
-    num_iterations_obs_norm_init: int = 50
-    """rollouts of random actions that the statistics of frames begin with"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.001
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
+    update_proportion: Share = 0.25
+    """fraction of each minibatch that trains the predictor network"""
+    int_coef: NonNegative = 1.0
+    """coefficient of the intrinsic advantage"""
+    ext_coef: NonNegative = 2.0
+    """coefficient of the extrinsic advantage"""
+    int_gamma: Share = 0.99
+    """discount factor of the intrinsic reward"""
+    num_iterations_obs_norm_init: Natural = 50
+    """number of rollouts with random actions that initialise the observation statistics"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
@@ -82,13 +87,16 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
 
     def thunk() -> gym.Env:
         game = f"ALE/{name_of_game(env_id)}-v5"
         rules = {"frameskip": 1, "obs_type": "grayscale", "repeat_action_probability": STICKY}
-        env = make(game, f"videos/{run_name}" if capture_video and idx == 0 else None, **rules)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(game, film, **rules, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         env = atari.NoopReset(env, noop_max=30)
         env = atari.MaxAndSkip(env, skip=4)
@@ -107,7 +115,7 @@ def name_of_game(env_id: str) -> str:
     return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
 
 
-def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
 
     A lost life is such an end; the step after it goes on with the game.
@@ -115,7 +123,7 @@ def make_envs(args: Args, seed: int) -> gym.vector.VectorEnv:
     game = f"{name_of_game(args.env_id)}-v5"
     learner = {"episodic_life": True, "reward_clip": True}  # infos hold the true game
     sticky = {"repeat_action_probability": STICKY}
-    return make_pool(game, num_envs=args.num_envs, seed=seed, **learner, **sticky)
+    return Pool(game, args.num_envs, args.seed, **learner, **sticky, **args.env_settings)
 
 
 # same as ppo_atari.py
@@ -291,7 +299,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.env_seed)
+    envs = make_envs(args)
 
     agent = Agent(envs).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -310,23 +318,19 @@ if __name__ == "__main__":
     coefs = torch.tensor([args.ext_coef, args.int_coef])
     felt = torch.zeros(args.num_envs)  # discounted sums of curiosity so far
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, felt=felt)
+    state = dict(agent=agent, optimizer=optimizer, felt=felt, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     if start == 0:  # random steps show what frames look like
         warm_up = args.num_iterations_obs_norm_init
         run.say(f"{warm_up * args.batch_size:,} random steps come first, for statistics of frames")
-        envs.reset()
         for _ in range(warm_up):
             for step in range(args.num_steps):
                 action = np.random.randint(envs.single_action_space.n, size=args.num_envs)
                 obs[step] = to_device(envs.step(action)[0], device)
             agent.frame_stats.update(obs[:-1, :, -1].flatten(0, 1).float())
+        envs.restart()
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.env_seed)
-            next_obs, _ = envs.reset()
-            ended = np.zeros(args.num_envs, bool)
-            scores = np.zeros(args.num_envs)
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -340,11 +344,9 @@ if __name__ == "__main__":
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
-            scores += infos["reward"]
-            for i in np.flatnonzero(infos["terminated"] | trunc):  # the game is over, or its time
-                run.log_episode(scores[i], infos["elapsed_step"][i], global_step, average=20)
-                scores[i] = 0
-                games.append((global_step, step, i))
+            run.log_episodes(infos, global_step, average=20)
+            if "_episode" in infos:
+                games += [(global_step, step, i) for i in np.flatnonzero(infos["_episode"])]
         obs[-1] = to_device(next_obs, device)
 
         # Learn
@@ -393,6 +395,7 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        if run.checkpoint(iteration + 1):  # EnvPool cannot be saved: it starts new games
+            next_obs, ended = envs.obs, envs.ended
 
-    envs.close()
     run.finish(agent)

@@ -17,7 +17,9 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from cleanrl_utils.environments.making import make
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 
 LONGEST = 1024  # steps of an episode that have a learned position of their own
 
@@ -25,58 +27,60 @@ LONGEST = 1024  # steps of an episode that have a learned position of their own
 @dataclass
 class Args(PixelArgs):
     env_id: str = "MortarMayhem-Grid-v0"
-    """id of the environment, of pictures or vectors; a package's own environment as module:Id"""
-    total_timesteps: int = 200_000_000
-    """environment steps of the whole training"""
-    init_lr: float = 2.75e-4
-    """learning rate of AdamW at first"""
-    final_lr: float = 1e-5
-    """learning rate after the annealing"""
-    num_envs: int = 32
-    """environments stepped side by side"""
-    num_steps: int = 512
-    """steps of each environment between two updates"""
-    anneal_steps: int = 32 * 512 * 10_000
-    """environment steps in which learning rate and entropy bonus go to their final values"""
-    gamma: float = 0.995
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 200_000_000
+    """number of environment steps"""
+    init_lr: NonNegative = 2.75e-4
+    """initial learning rate of AdamW"""
+    final_lr: NonNegative = 1e-5
+    """final learning rate of AdamW"""
+    num_envs: Count = 32
+    """number of parallel environments"""
+    num_steps: Count = 512
+    """number of steps per environment in a rollout"""
+    anneal_steps: Count = 32 * 512 * 10_000
+    """number of steps over which learning rate and entropy coefficient reach their final values"""
+    gamma: Share = 0.995
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 8
-    """minibatches an epoch is cut into; each holds as many steps of every environment"""
-    update_epochs: int = 3
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 8
+    """number of minibatches per epoch"""
+    update_epochs: Count = 3
+    """number of epochs per update"""
     norm_adv: bool = False
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.1
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    init_ent_coef: float = 0.0001
-    """weight of the entropy bonus at first"""
-    final_ent_coef: float = 0.000001
-    """weight of the entropy bonus after the annealing"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.25
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
-    trxl_num_layers: int = 3
-    """layers of the transformer"""
-    trxl_num_heads: int = 4
-    """heads of each layer's attention"""
-    trxl_dim: int = 384
-    """numbers in what a layer takes in, remembers and hands on"""
-    trxl_memory_length: int = 119
-    """past steps that a layer can look back to"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    init_ent_coef: NonNegative = 0.0001
+    """initial coefficient of the entropy bonus"""
+    final_ent_coef: NonNegative = 0.000001
+    """final coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.25
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
+    trxl_num_layers: Count = 3
+    """number of transformer layers"""
+    trxl_num_heads: Count = 4
+    """number of attention heads per layer"""
+    trxl_dim: Count = 384
+    """width of the transformer"""
+    trxl_memory_length: Count = 119
+    """number of past steps that the transformer can attend to"""
     trxl_positional_encoding: Literal["absolute", "learned", ""] = "absolute"
-    """what marks a remembered step's place in its episode: waves, learned vectors, or nothing"""
-    reconstruction_coef: float = 0.0
-    """weight of the loss of drawing the observation again, of pictures only; 0 turns it off"""
+    """positional encoding of remembered steps: absolute (sinusoidal), learned or none"""
+    reconstruction_coef: NonNegative = 0.0
+    """coefficient of the observation reconstruction loss, for pictures only; 0: off"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // self.batch_size
         batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
@@ -87,11 +91,13 @@ class Args(PixelArgs):
         require(divides, f"--trxl-dim must be even, and --trxl-num-heads divide {self.trxl_dim}")
 
 
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         shape = env.observation_space.shape or ()
         dtype = env.observation_space.dtype
@@ -108,11 +114,15 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo_atari.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
-    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
+    return vector([one(i) for i in range(args.num_envs)])
 
 
 def layer_init(layer: Any, std: float = 2**0.5) -> Any:
@@ -331,7 +341,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     known = isinstance(envs.single_action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
     require(known, f"--env-id {args.env_id}: actions must be Discrete or MultiDiscrete")
 
@@ -356,14 +366,13 @@ if __name__ == "__main__":
 
     sample = run.accelerate(torch.no_grad()(agent.step))
     learn = run.accelerate(partial(update, agent, optimizer, args, ent_coef, memory, positions))
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer)
+    position = np.zeros(args.num_envs, int)  # of the next observation in its episode
+    envs.reset(seed=args.seed)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    state |= dict(memory=memory, positions=positions, position=position)
+    start = run.resume(args.num_iterations, **state)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, bool)
-            position = np.zeros(args.num_envs, int)  # with nothing before it to remember
         remaining = max(0, 1 - iteration * args.batch_size / args.anneal_steps)
         lr = optimizer.param_groups[0]["lr"]
         lr.fill_(args.final_lr + remaining * (args.init_lr - args.final_lr))
@@ -380,7 +389,7 @@ if __name__ == "__main__":
             actions[step], hidden[step], memory[:, :, row] = sample(*seen)
             next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            position = np.where(ended, 0, position + 1)  # what a reset returns begins an episode
+            position[:] = np.where(ended, 0, position + 1)  # what a reset returns begins an episode
             ended = term | trunc
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
@@ -429,6 +438,6 @@ if __name__ == "__main__":
             metrics |= zip(tags, np.concatenate(episodes, 1).mean(1), strict=True)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    envs.close()
     run.finish(agent)

@@ -20,61 +20,64 @@ from jax import Array, random
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, FrameReplay
 from cleanrl_utils.running.evaluation import load_teacher
+from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
 
 
 @dataclass
 class Args(RunArgs):
     env_id: str = "BreakoutNoFrameskip-v4"
-    """id of the game; any other environment of pictures works, too, as module:Id"""
-    total_timesteps: int = 10_000_000
-    """environment steps of the student, after the teacher's and the offline ones"""
-    learning_rate: float = 1e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps of the student, after those of the teacher and the offline phase
+"""
+    learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
     async_envs: bool = False
-    """step each environment in a process of its own"""
-    buffer_size: int = 1_000_000
-    """transitions kept on the device of the network: 6.6 GiB by default, each frame once"""
-    gamma: float = 0.99
+    """run each environment in a process of its own"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
+    gamma: Share = 0.99
     """discount factor"""
-    tau: float = 1.0
-    """how far a target update moves the target network to the Q-network; 1 copies it"""
-    target_network_frequency: int = 1000
-    """steps between two target updates"""
-    batch_size: int = 32
-    """transitions of a gradient step"""
-    start_e: float = 1
-    """probability of a random action at the start"""
-    end_e: float = 0.01
-    """probability of a random action in the end"""
-    exploration_fraction: float = 0.1
-    """part of total_timesteps over which it falls, offline steps included; the teacher's falls
-    while it plays"""
-    learning_starts: int = 80_000
-    """steps of the student before its first gradient step on them"""
-    train_frequency: int = 4
-    """steps of the student between two gradient steps"""
+    tau: Share = 1.0
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    target_network_frequency: Count = 1000
+    """update the target network every this many steps"""
+    batch_size: Count = 32
+    """number of transitions per gradient step"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.01
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.1
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+    learning_starts: Natural = 80_000
+    """number of steps before the first gradient step"""
+    train_frequency: Count = 4
+    """number of steps per gradient step"""
     teacher_model: str | None = None
-    """the teacher: a .cleanrl_model file of dqn_atari_jax.py, or of this script"""
+    """model file of the teacher, trained with dqn_atari_jax.py or this script"""
     teacher_policy_hf_repo: str | None = None
-    """the teacher, if not a file: its repository on the Hugging Face hub, as entity/name"""
+    """repository of the teacher on the Hugging Face hub, as entity/name"""
     teacher_model_exp_name: str = "dqn_atari_jax"
-    """name of the teacher's experiment, which is that of its file on the hub"""
-    teacher_eval_episodes: int = 10
-    """episodes that measure the teacher, and the student while it learns offline"""
-    teacher_steps: int = 500_000
-    """environment steps of the teacher, which fill the replay memory"""
-    offline_steps: int = 500_000
-    """gradient steps on the teacher's transitions"""
-    temperature: float = 1.0
-    """of the softmax that makes policies of Q-values, to compare student and teacher"""
-    distill_weight: float = 1.0
-    """factor of the distillation loss; 0: the teacher only plays"""
+    """experiment name of the teacher on the Hugging Face hub"""
+    teacher_eval_episodes: Count = 10
+    """number of episodes that evaluate the teacher, and the student in the offline phase"""
+    teacher_steps: Count = 500_000
+    """number of environment steps with which the teacher fills the replay memory"""
+    offline_steps: Natural = 500_000
+    """number of gradient steps of the offline phase"""
+    temperature: NonNegative = 1.0
+    """softmax temperature that turns Q-values into the policies of student and teacher"""
+    distill_weight: NonNegative = 1.0
+    """coefficient of the distillation loss; 0: the teacher only fills the memory"""
 
     # same as qdagger_dqn_atari_impalacnn.py
     def __post_init__(self) -> None:
@@ -96,13 +99,16 @@ class Args(RunArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -121,12 +127,15 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as dqn_atari_jax.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    spawned = partial(gym.vector.AsyncVectorEnv, context="spawn")  # JAX's threads survive no fork
-    vector = spawned if args.async_envs else gym.vector.SyncVectorEnv
-    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
+    return vector([one(i) for i in range(args.num_envs)])
 
 
 def residual(x: Array) -> Array:
@@ -192,16 +201,6 @@ def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) ->
     # by the size of the teacher's, so that a student below a teacher below 0 still learns from it
     behind = (teacher_return - returns.mean()) / (abs(teacher_return) or 1)
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
-
-
-# same as qdagger_dqn_atari_impalacnn.py
-def new_games(
-    envs: gym.vector.VectorEnv, args: Args, name: str, seed: int
-) -> tuple[gym.vector.VectorEnv, np.ndarray, np.ndarray]:
-    """New environments, their first observations, and that no episode has ended."""
-    envs.close()
-    envs = make_envs(args, name)
-    return envs, envs.reset(seed=seed)[0], np.zeros(args.num_envs, dtype=bool)
 
 
 # same as dqn_jax.py
@@ -287,7 +286,7 @@ class Learner:
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
     num_actions = envs.single_action_space.n
 
@@ -298,8 +297,7 @@ if __name__ == "__main__":
     teacher_q_values = jax.jit(learner.teacher_packing.reader(learner.teacher.network.apply))
     learn = jax.jit(learner.learn, donate_argnums=0)
     update_target = jax.jit(learner.update_target, donate_argnums=0)
-    changes = memory.insert, memory.cut, memory.clear
-    insert, cut, clear = (jax.jit(f, donate_argnums=0) for f in changes)
+    insert, clear = (jax.jit(f, donate_argnums=0) for f in (memory.insert, memory.clear))
     nothing = jnp.zeros((2, len(TAGS)))
     rng = np.random.default_rng(args.seed)
     teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
@@ -307,7 +305,9 @@ if __name__ == "__main__":
     teacher = learner.teacher_packing.pack(learner.teacher.params)
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing, teacher=teacher)
     known = dict(rng=rng, teacher_return=teacher_return, returns=returns)
-    start = run.resume(args.num_turns, **state, **known)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **state, **known, envs=envs)
+    obs, ended = envs.obs, envs.ended
     train, replay, sums, teacher = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
     if start == 0:
@@ -319,10 +319,6 @@ if __name__ == "__main__":
 
     # First phase: the teacher plays, with less and less chance, and fills the memory.
     for turn in range(start, args.teacher_turns):
-        # new environments, so that a resumed run is the same run
-        if run.boundary(turn, train=train, replay=replay, sums=sums):
-            envs, obs, ended = new_games(envs, args, f"{run.name}-teacher", run.env_seed)
-            replay = cut(replay)
         steps = turn * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
         actions = act(partial(teacher_q_values, teacher), obs, epsilon, rng, num_actions)
@@ -330,10 +326,10 @@ if __name__ == "__main__":
         replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, steps + args.num_envs, "teacher/")
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
     # Second phase: the student learns from what the teacher did, and from what it would do.
     for turn in range(max(start, args.teacher_turns), args.online_turn):
-        run.boundary(turn, train=train, replay=replay, sums=sums)
         train, sums = learn(train, teacher, distill_coeff, sums, replay)
         step = turn - args.teacher_turns + 1
         global_step = args.phases["teacher"] + step
@@ -347,12 +343,14 @@ if __name__ == "__main__":
             run.log({"charts/offline/avg_episodic_return": np.mean(played)}, global_step)
         if run.evaluation_due(global_step):
             run.evaluate(learner.agent(train), global_step)
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
     # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
     for turn in range(max(start, args.online_turn), args.num_turns):
-        if run.boundary(turn, train=train, replay=replay, sums=sums) or turn == args.online_turn:
-            replay = clear(replay) if turn == args.online_turn else cut(replay)
-            envs, obs, ended = new_games(envs, args, run.name, run.env_seed)
+        if turn == args.online_turn:
+            replay = clear(replay)
+            envs.reset(seed=derive_seed(args.seed, turn))
+            obs, ended = envs.obs, envs.ended
 
         # Act.
         steps = (turn - args.online_turn) * args.num_envs
@@ -384,6 +382,6 @@ if __name__ == "__main__":
             distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
         if run.evaluation_due(global_step):
             run.evaluate(learner.agent(train), global_step)
+        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
-    envs.close()
     run.finish(learner.agent(train))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import e, log, pi
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,50 +17,55 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 
 
 @dataclass
 class Args(TorchArgs):
     env_id: str = "HalfCheetah-v4"
-    """id of the environment; a package's own environment as module:Id"""
-    total_timesteps: int = 8_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 3e-4
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 8_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 3e-4
     """learning rate of Adam"""
-    num_envs: int = 1
-    """environments stepped side by side"""
-    num_steps: int = 2048
-    """steps of each environment between two updates"""
+    num_envs: Count = 1
+    """number of parallel environments"""
+    num_steps: Count = 2048
+    """number of steps per environment in a rollout"""
     anneal_lr: bool = True
-    """let the learning rate fall linearly to zero"""
-    gamma: float = 0.99
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of the generalised advantage estimation"""
-    num_minibatches: int = 32
-    """minibatches an epoch is cut into"""
-    update_epochs: int = 10
-    """times an update goes over its rollout"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 32
+    """number of minibatches per epoch"""
+    update_epochs: Count = 10
+    """number of epochs per update"""
     norm_adv: bool = True
-    """normalise the advantages of each minibatch"""
-    clip_coef: float = 0.2
-    """how far the policy's probability ratio may move before the objective goes flat"""
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
     clip_vloss: bool = True
-    """clip the value function's change likewise"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient over all parameters"""
-    target_kl: float | None = None
-    """end an update after the epoch whose approximate KL divergence passes this"""
-    rpo_alpha: float = 0.5
-    """the update moves each mean action by uniform noise in [-alpha, alpha]; 0 is PPO"""
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.0
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
+    rpo_alpha: NonNegative = 0.5
+    """range of the uniform noise that the update adds to the mean action: [-alpha, alpha]; 0 is PPO
+"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
@@ -70,11 +76,13 @@ class Args(TorchArgs):
 
 
 # same as ppo_continuous_action.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
             env = gym.wrappers.FlattenObservation(env)
@@ -87,10 +95,14 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
 
 
 # same as ppo.py
@@ -217,7 +229,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "ppo.py")
 
     agent = Agent(envs).to(device)
@@ -233,14 +245,13 @@ if __name__ == "__main__":
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, returns=return_stats)
+    discounted = np.zeros_like(record[0])  # returns of the open episodes so far
+    envs.reset(seed=args.seed)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    state |= dict(returns=return_stats, discounted=discounted)
+    start = run.resume(args.num_iterations, **state)
+    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        if run.boundary(iteration):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            next_obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, bool)
-            discounted = np.zeros_like(record[0])  # returns of the open episodes so far
         if args.anneal_lr:
             remaining = 1 - iteration / args.num_iterations
             lr.fill_(remaining * args.learning_rate)
@@ -292,6 +303,6 @@ if __name__ == "__main__":
         }
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    envs.close()
     run.finish(agent)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -19,45 +19,47 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.running.metrics import Means
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 
 
 @dataclass
 class Args(PixelArgs):
     env_id: str = "BeamRiderNoFrameskip-v4"
-    """id of the game; any other environment of pictures works, too, as module:Id"""
-    total_timesteps: int = 5_000_000
-    """environment steps of the whole training"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
-    buffer_size: int = 1_000_000
-    """transitions that the replay memory holds, each frame once: 1,000,000 take 6.6 GiB"""
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 5_000_000
+    """number of environment steps"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """where the replay memory is; auto: where the networks are, if there is room"""
-    gamma: float = 0.99
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
     """discount factor"""
-    tau: float = 1.0
-    """how far the target critics move towards the critics each time; 1 copies them"""
-    batch_size: int = 64
-    """transitions of a gradient step"""
-    learning_starts: int = 20_000
-    """steps, with random actions, before the first gradient step"""
-    policy_lr: float = 3e-4
-    """learning rate of the policy and of the temperature"""
-    q_lr: float = 3e-4
+    tau: Share = 1.0
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    batch_size: Count = 64
+    """number of transitions per gradient step"""
+    learning_starts: Natural = 20_000
+    """number of steps with random actions before the first gradient step"""
+    policy_lr: NonNegative = 3e-4
+    """learning rate of the policy and the entropy coefficient"""
+    q_lr: NonNegative = 3e-4
     """learning rate of the critics"""
-    update_frequency: int = 4
-    """steps between two updates of everything"""
-    target_network_frequency: int = 8_000
-    """steps between two moves of the target critics"""
-    alpha: float = 0.2
-    """weight of the entropy (temperature); only with --no-autotune"""
+    update_frequency: Count = 4
+    """update every this many steps"""
+    target_network_frequency: Count = 8_000
+    """update the target network every this many steps"""
+    alpha: NonNegative = 0.2
+    """entropy coefficient (temperature), used only with --no-autotune"""
     autotune: bool = True
-    """tune the temperature so that the policy's entropy stays near its target"""
-    target_entropy_scale: float = 0.89
-    """that target, as a part of the largest entropy, which is that of random actions"""
+    """tune the entropy coefficient towards a target entropy"""
+    target_entropy_scale: NonNegative = 0.89
+    """target entropy as a fraction of the maximum entropy, that of random actions"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,13 +71,16 @@ class Args(PixelArgs):
 
 
 # same as ppo_atari.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
         # the wrappers skip frames, not the game; gray is fastest from the console itself
         game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None, **game)
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(env_id, film, **game, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
         if game:
             env = atari.NoopReset(env, noop_max=30)
@@ -94,11 +99,15 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo_atari.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    vector = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
-    return vector([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
+    return vector([one(i) for i in range(args.num_envs)])
 
 
 def layer_init(layer: nn.Conv2d | nn.Linear) -> nn.Module:
@@ -209,7 +218,7 @@ if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
     device = run.device
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
 
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
@@ -234,15 +243,10 @@ if __name__ == "__main__":
 
     learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
     logs = dict(q_losses=q_losses, policy_losses=policy_losses)
-    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng, envs=envs)
+    obs, ended = envs.obs, envs.ended
     for turn in range(start, args.num_turns):
-        if run.boundary(turn):  # new environments, so that a resumed run is the same run
-            envs.close()
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, dtype=bool)
-            memory.cut()
-
         # Act: at random at first. Later a GPU is asked, but not waited for yet.
         at_random = turn * args.num_envs < args.learning_starts
         if not at_random:
@@ -270,6 +274,6 @@ if __name__ == "__main__":
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)
+        run.checkpoint(turn + 1)
 
-    envs.close()
     run.finish(agent.actor)

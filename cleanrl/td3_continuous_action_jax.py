@@ -20,8 +20,10 @@ from flax import linen as nn
 from jax import Array, random
 
 from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers_jax import Batch, Replay, ReplayMemory
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.jax_tools import (
     Model,
     Packing,
@@ -37,34 +39,35 @@ from cleanrl_utils.speed.jax_tools import (
 @dataclass
 class Args(RunArgs):
     env_id: str = "Hopper-v4"
-    """id of the environment; a package's own environment as module:Id"""
-    total_timesteps: int = 1_000_000
-    """environment steps of the whole training"""
-    learning_rate: float = 3e-4
-    """learning rate of Adam, for policy and critics"""
-    num_envs: int = 1
-    """environments stepped side by side; all else is counted in steps of single environments"""
-    buffer_size: int = 1_000_000
-    """transitions that the replay memory holds"""
-    gamma: float = 0.99
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 1_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 3e-4
+    """learning rate of Adam"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory"""
+    gamma: Share = 0.99
     """discount factor"""
-    tau: float = 0.005
-    """how far the target networks move towards the networks each time"""
-    batch_size: int = 256
-    """transitions of a gradient step"""
-    policy_noise: float = 0.2
-    """standard deviation of the noise on the target policy's actions, in halves of their range"""
-    exploration_noise: float = 0.1
-    """standard deviation of the noise on actions taken, likewise"""
-    learning_starts: int = 25_000
-    """steps, with random actions, before the first gradient step"""
-    learn_every: int = 8
-    """turns of the environments between two calls of the learner, which makes up for their steps;
-    in between, the policy acts as it is: fewer calls take less time"""
-    policy_frequency: int = 2
-    """steps between two updates of the policy and of the target networks"""
-    noise_clip: float = 0.5
-    """largest noise on the target policy's actions, likewise"""
+    tau: Share = 0.005
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    batch_size: Count = 256
+    """number of transitions per gradient step"""
+    policy_noise: NonNegative = 0.2
+    """standard deviation of the noise on the target policy's actions, relative to half the action
+    range"""
+    exploration_noise: NonNegative = 0.1
+    """standard deviation of the exploration noise, relative to half the action range"""
+    learning_starts: Natural = 25_000
+    """number of steps with random actions before the first gradient step"""
+    learn_every: Count = 8
+    """update every this many steps of the environments, with one update per step; larger is faster,
+    but the policy that acts is older"""
+    policy_frequency: Count = 2
+    """update the policy and the target networks every this many steps"""
+    noise_clip: NonNegative = 0.5
+    """bound of the noise on the target policy's actions, relative to half the action range"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,11 +89,13 @@ class Args(RunArgs):
 
 
 # same as ppo.py
-def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: str) -> Callable:
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
 
     def thunk() -> gym.Env:
-        env = make(env_id, f"videos/{run_name}" if capture_video and idx == 0 else None)
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
             env = gym.wrappers.FlattenObservation(env)
@@ -101,10 +106,14 @@ def make_env(env_id: str, seed: int, idx: int, capture_video: bool, run_name: st
 
 
 # same as ppo.py
-def make_envs(args: Args, run_name: str) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-    one = partial(make_env, args.env_id, capture_video=args.capture_video, run_name=run_name)
-    return gym.vector.SyncVectorEnv([one(args.seed + i, i) for i in range(args.num_envs)])
+
+    def one(i: int) -> Callable:
+        seed = args.seed + i
+        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
+
+    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
 
 
 # same as ddpg_continuous_action_jax.py
@@ -265,7 +274,7 @@ class Learner:
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
-    envs = make_envs(args, run.name)
+    envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
     learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
@@ -287,19 +296,15 @@ if __name__ == "__main__":
     background = ThreadPoolExecutor(1)
     state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
     state |= dict(losses=no_losses, pages=memory.pages(args.learn_every))
-    start = run.resume(args.num_calls, **state, rng=rng)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_calls, **state, rng=rng, envs=envs)
     train, replay, losses, pages = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
     low, high = envs.action_space.low, envs.action_space.high
     agent.params = jax.device_get(packing.unpack(train).actor)
     require(learner.agrees_with(agent), "Agent.act must do what Actor says: it acts in its place")
+    obs, ended = envs.obs, envs.ended
     for call in range(start, args.num_calls):
-        if run.boundary(call, train=train, replay=replay, losses=losses, pages=pages):
-            envs.close()  # new environments, so that a resumed run is the same run
-            envs = make_envs(args, run.name)
-            obs, _ = envs.reset(seed=run.env_seed)
-            ended = np.zeros(args.num_envs, dtype=bool)
-
         # Learn from the turns before, in the background. Each environment's step is counted, so
         # that --num-envs changes neither the number of updates nor their order.
         begin, end = call * args.call_size, (call + 1) * args.call_size
@@ -324,6 +329,6 @@ if __name__ == "__main__":
             run.log(means(TAGS, losses), global_step)
             losses = no_losses
         run.evaluate(agent, global_step)
+        run.checkpoint(call + 1, train=train, replay=replay, losses=losses, pages=pages)
 
-    envs.close()
     run.finish(agent)

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 
 class BadInput(SystemExit):
@@ -15,6 +16,21 @@ class BadInput(SystemExit):
             print(f"error: {message}", file=sys.stderr, flush=True)
         super().__init__(2)
         self.message = message
+
+
+class Stopped(SystemExit):
+    """A run ends before its time, with one line; status 130 is an interruption by the user."""
+
+    def __init__(self, message: str, status: int = 1):
+        start = "\n" if status == 130 else "error: "
+        print(f"{start}{message}", file=sys.stderr, flush=True)
+        super().__init__(status)
+
+
+def hide_stops(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+    """sys.excepthook for python -i: what has said its line needs no traceback."""
+    if not issubclass(kind, BadInput | Stopped):
+        sys.__excepthook__(kind, value, trace)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,17 @@ class Finished:
             rows = [(int(r["step"]), r["tag"], float(r["value"])) for r in csv.DictReader(file)]
         return [row for row in rows if not row[1].startswith(("charts/SPS", "episode/t_mean"))]
 
+    def curve(self) -> list[tuple[int, str, float]]:
+        """The rows that training wrote, without evaluations."""
+        return [row for row in self.rows() if not row[1].startswith("eval/")]
+
+    def weights(self) -> dict[str, bytes]:
+        """The arrays of the model file, whatever else it says."""
+        from safetensors.numpy import load_file
+
+        (path,) = self.folder.glob("*.cleanrl_model")
+        return {name: array.tobytes() for name, array in load_file(path).items()}
+
     def model(self) -> bytes:
         (path,) = self.folder.glob("*.cleanrl_model")
         return path.read_bytes()

@@ -41,6 +41,7 @@ class Script:
     tolerance: float = 0.1  # of a probe's values
     needs: list[str] = field(default_factory=list)  # packages without which it is skipped
     video: bool = True
+    replays: bool = True  # its environments can be saved: checkpoints change nothing
     discrete: bool = True
     prepare: Callable[[str], None] = lambda env_id: None  # what a run on it needs to be there
 
@@ -245,6 +246,7 @@ SCRIPTS = [
     Script(
         name="ppo_atari_envpool",
         env_id="Breakout-v5",
+        replays=False,
         quick=f"{ATARI_QUICK} --num-envs 2",
         tags=[*PPO_TAGS, "charts/avg_episodic_return"],
         needs=["ale_py", "cv2", "envpool"],
@@ -252,6 +254,7 @@ SCRIPTS = [
     Script(  # its environments are EnvPool's: probes of its own are in tests/test_procgen.py
         name="ppo_procgen",
         env_id="starpilot",
+        replays=False,
         quick=f"{PROCGEN_QUICK} --update-epochs 1",
         tags=PPO_TAGS,
         needs=PROCGEN_NEEDS,
@@ -259,6 +262,7 @@ SCRIPTS = [
     Script(  # and so are these
         name="ppg_procgen",
         env_id="starpilot",
+        replays=False,
         quick=f"{PROCGEN_QUICK} --n-iteration 2 --e-auxiliary 1 --num-aux-rollouts 2",
         tags=[*PPO_TAGS, *(f"losses/aux/{x}_loss" for x in ("kl", "aux_value", "real_value"))],
         needs=PROCGEN_NEEDS,
@@ -266,6 +270,7 @@ SCRIPTS = [
     Script(
         name="ppo_rnd_envpool",
         env_id="Breakout-v5",
+        replays=False,
         quick=f"{ATARI_QUICK} --num-envs 2 --num-iterations-obs-norm-init 1",
         tags=[
             *(*PPO_TAGS, "charts/avg_episodic_return"),
@@ -287,6 +292,7 @@ SCRIPTS = [
         Script(
             name=name,
             env_id="Breakout-v5",
+            replays=False,
             quick=f"{ATARI_QUICK} --num-envs 2",
             tags=[*PPO_TAGS, "charts/avg_episodic_return", "charts/avg_episodic_length"],
             needs=["ale_py", "cv2", "envpool", "jax"],

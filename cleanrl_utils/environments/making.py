@@ -6,12 +6,12 @@ import importlib.util
 import os
 import re
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from cleanrl_utils.errors import BadInput, missing_package, require, unsaid
 
@@ -22,6 +22,8 @@ os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
     """gym.make for every family this project knows; films episodes into `video_folder` if given."""
     register_family(env_id)
+    if ":" in env_id and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # --env-id my_env:My-v0 finds my_env.py beside you
     if video_folder is not None:
         kwargs["render_mode"] = "rgb_array"
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
@@ -34,80 +36,52 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
         raise explain_missing(env_id, error) from None
     except gym.error.Error as error:
         raise BadInput(f"--env-id {env_id}: {explain(env_id, error)}") from None
+    except TypeError as error:
+        if any(f"'{name}'" in str(error) for name in kwargs):
+            raise BadInput(f"--env-kwargs: {env_id} does not take this: {error}") from None
+        raise
 
 
-def make_pool(task: str, **settings: Any) -> Any:
-    """envpool.make, as a Gymnasium vector environment."""
-    try:
-        import envpool
-    except ImportError:
-        raise missing_package("envpool", "envpool") from None
-    tasks = envpool.list_all_envs()
-    if task not in tasks:
-        near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.6)
-        hint = f"; nearest names: {', '.join(near)}" if near else ""
-        raise BadInput(f"--env-id: EnvPool has no {task}{hint}")
-    try:
-        return envpool.make(task, env_type="gymnasium", **settings)
-    except TypeError:  # of a setting that only other environments have
-        raise BadInput(f"--env-id {task}: not one of the games that this script plays") from None
-    except ImportError as error:  # of a game that needs more than EnvPool itself
-        if "Qt" not in str(error):
-            raise
-        packages = "apt-get install --no-install-recommends libqt5gui5 libqt5core5a"
-        raise BadInput(
-            f"--env-id {task} needs two libraries of Qt; on Debian: {packages}"
-        ) from None
+class Film(gym.wrappers.RecordVideo):
+    """Records the first episode, and later ones while recording takes a small share of the time."""
 
+    SHARE = 0.05
+    MOST_FRAMES = 3_000  # of an episode: the rest is not recorded
 
-class OneOfPool(gym.Env):
-    """A single one of EnvPool's environments, for what wants Gymnasium's: evaluation and video."""
+    def __init__(self, env: gym.Env, folder: Path):
+        self.spent = 0.0
+        self.began = time.perf_counter()
+        part = len({path.name.split("-episode")[0] for path in folder.glob("*.mp4")})
+        env.metadata.setdefault("render_fps", 30)
+        with warnings.catch_warnings():  # of a folder that exists: names are new each time
+            warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")
+            super().__init__(
+                env,
+                str(folder),
+                episode_trigger=bool,
+                name_prefix=f"part{part}",
+                disable_logger=True,
+            )
+        self.episode_trigger = self.affordable  # Gymnasium deep-copies what the constructor gets
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
+    def affordable(self, episode: int) -> bool:
+        elapsed = time.perf_counter() - self.began
+        return episode == 0 or self.spent < self.SHARE * elapsed
 
-    def __init__(self, task: str, render_mode: str | None = None):
-        self.task, self.render_mode = task, render_mode
-        self.settings: dict[str, Any] = {"num_envs": 1, "num_threads": 1}
-        if render_mode is not None:
-            self.settings |= {"render_mode": render_mode, "render_width": 256, "render_height": 256}
-        self.pool = make_pool(task, **self.settings)
-        self.observation_space = self.pool.single_observation_space
-        self.action_space = self.pool.single_action_space
+    def _capture_frame(self) -> None:
+        if len(self.recorded_frames) < self.MOST_FRAMES:
+            began = time.perf_counter()
+            super()._capture_frame()
+            self.spent += time.perf_counter() - began
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        if seed is not None:  # EnvPool takes it only where it makes an environment
-            self.pool.close()
-            self.pool = make_pool(self.task, seed=seed % 2**31, **self.settings)
-        obs, _ = self.pool.reset()
-        return obs[0], {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, _ = self.pool.step(np.array([action]))
-        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
-
-    def render(self) -> Any:
-        return self.pool.render()[0]
-
-    def close(self) -> None:
-        self.pool.close()
-
-
-def make_one_of_pool(task: str, video_folder: str | Path | None = None) -> gym.Env:
-    """As `make`, for what only EnvPool has."""
-    if video_folder is None:
-        return OneOfPool(task)
-    return record_video(OneOfPool(task, render_mode="rgb_array"), Path(video_folder))
+    def stop_recording(self) -> None:
+        began = time.perf_counter()
+        super().stop_recording()
+        self.spent += time.perf_counter() - began
 
 
 def record_video(env: gym.Env, folder: Path) -> gym.Env:
-    """Film episodes 0, 1, 8, 27, ... into mp4 files that never overwrite one another."""
-    part = len({path.name.split("-episode")[0] for path in folder.glob("*.mp4")})
-    env.metadata.setdefault("render_fps", 30)
-    with warnings.catch_warnings():  # of a folder that exists: names are new each time
-        warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")
-        prefix = f"part{part}"
-        return gym.wrappers.RecordVideo(env, str(folder), name_prefix=prefix, disable_logger=True)
+    return Film(env, folder)
 
 
 def is_atari(env_id: str) -> bool:
@@ -199,7 +173,7 @@ def explain_missing(env_id: str, error: Exception) -> BadInput:
     name = re.sub(r"-v[234]$", "", env_id)  # versions that Gymnasium or mujoco has left behind
     if name != env_id and f"{name}-v5" in gym.registry:
         older = f"{name}-v4 or " if not env_id.endswith("-v4") and name != "Pusher" else ""
-        return BadInput(f"--env-id {env_id} is no more: use {older}{name}-v5")
+        return BadInput(f"--env-id {env_id} no longer exists: use {older}{name}-v5")
     return BadInput(f"--env-id {env_id}: {first_line(error)}")
 
 
@@ -220,6 +194,7 @@ def require_spaces(
 ) -> None:
     """Stop unless actions are numbers from 0 (Discrete) or vectors (Box), within bounds if asked
     for; `instead` is the script for the other one of these two."""
+    note_flattened_pictures(envs, env_id)
     space, spaces = envs.single_action_space, gym.spaces
     kind, has = type(space).__name__, f"--env-id {env_id} has"
     hint = f": use {instead}" if isinstance(space, spaces.Discrete | spaces.Box) else ""
@@ -232,3 +207,15 @@ def require_spaces(
         require(len(space.shape) == 1, vectors)
         hint = "this script needs them: use ppo_continuous_action.py"
         require(not bounded or space.is_bounded(), f"{has} actions without bounds, {hint}")
+
+
+def note_flattened_pictures(envs: gym.vector.VectorEnv, env_id: str) -> None:
+    """A picture as one long vector is hardly ever what somebody wants."""
+    inner = getattr(envs, "envs", [None])[0]
+    shape = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space()).shape
+    if shape is not None and len(shape) == 3:
+        print(
+            f"note: --env-id {env_id} has pictures of {shape}, which this script flattens into"
+            " vectors: ppo_atari.py and dqn_atari.py have convolutional networks",
+            file=sys.stderr,
+        )

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,21 @@ FORMAT = "cleanrl-1"
 
 
 def save(
-    path: str | Path, state: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
-) -> None:
-    """Write nested `state` (modules, optimisers, arrays, numbers, containers), atomically."""
+    path: str | Path,
+    state: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
+    must_be_finite: Container[str] = (),
+) -> bool:
+    """Write nested `state` (modules, optimisers, arrays, numbers, containers), atomically.
+
+    Nothing is written, and False returned, if an entry that must be finite has other numbers.
+    """
     arrays: dict[str, np.ndarray] = {}
     structure = {name: _pack(value, name, arrays) for name, value in state.items()}
+    for key, array in arrays.items():
+        name = key.partition(".")[0]
+        if name in must_be_finite and array.dtype.kind == "f" and not np.isfinite(array).all():
+            return False
     text = json.dumps({"structure": structure, "metadata": dict(metadata or {})})
     header = {FORMAT: json.dumps([_digest(arrays, text), text])}  # one entry: their order is random
     path = Path(path)
@@ -47,6 +57,14 @@ def save(
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+    return True
+
+
+def gather(state: Mapping[str, Any]) -> None:
+    """Take part in a checkpoint that another process writes."""
+    for value in state.values():
+        if hasattr(value, "state_dict"):
+            value.state_dict()
 
 
 def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,6 +14,7 @@ import inspect
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
@@ -68,7 +69,8 @@ def load_model(
     cls = find_class(module, about["class"], path)
     try:
         with unsaid():
-            envs = gym.vector.SyncVectorEnv([module.make_env(args.env_id, args.seed, 0, False, "")])
+            make_env = partial(module.make_env, **args.env_settings)
+            envs = gym.vector.SyncVectorEnv([make_env(args.env_id, args.seed, 0, False, "")])
             agent = build(cls, envs, args)
             envs.close()
     except BadInput as error:
@@ -200,14 +202,14 @@ def play(
     episodes: int,
     seed: int,
     video: bool,
-    run_name: str,
+    video_folder: str,
     epsilon: float = 0.0,
     lengths: list[float] | None = None,
 ) -> list[float]:
     """Returns of `episodes` episodes, one per environment, so that short ones are not favoured;
     `epsilon` of the actions are random. Their lengths are added to `lengths`."""
     envs = gym.vector.SyncVectorEnv(
-        [make_env(env_id, seed + i, i, video, run_name) for i in range(episodes)]
+        [make_env(env_id, seed + i, i, video, video_folder) for i in range(episodes)]
     )
     obs, _ = envs.reset(seed=seed)
     space, random = envs.single_action_space, np.random.default_rng(seed)
@@ -239,6 +241,12 @@ def play(
     if lengths is not None:
         lengths += counts.tolist()
     return returns.tolist()
+
+
+def describe(returns: list[float]) -> str:
+    mean = f"mean return {np.mean(returns):.2f} over {len(returns)} episodes"
+    lowest, highest = min(returns), max(returns)
+    return f"{mean}, from {lowest:.2f} to {highest:.2f}" if len(returns) > 1 else mean
 
 
 def load_original(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -298,4 +306,5 @@ def evaluate(
         state["model"] = as_ours(model, state["model"], model_path)
     load_weights(model, state["model"], model_path)
     policy = as_policy(model, device)
-    return play(policy, make_env, env_id, eval_episodes, seed, capture_video, run_name, epsilon)
+    films = f"videos/{run_name}"
+    return play(policy, make_env, env_id, eval_episodes, seed, capture_video, films, epsilon)

@@ -12,13 +12,20 @@
 Nothing else opens run.json, finished.json or metrics.csv.
 """
 
+import atexit
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cleanrl_utils.errors import BadInput, require
+
+try:
+    import fcntl
+except ImportError:  # Windows: no locks, so do not train one run twice at the same time
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +37,46 @@ CHECKPOINT = "checkpoint.safetensors"
 MODEL = ".cleanrl_model"
 CHANGES = "changes.diff"
 VIDEOS = "videos"
+EVALUATION = "evaluation"  # below videos/
+BEST = "best"  # has the model with the best evaluation so far
 
 SETTINGS = {"exp_name": str, "env_id": str, "seed": int}  # what every tool relies on
+
+
+# -- a new one ---------------------------------------------------------------------------------
+
+
+def new_folder(args: Any) -> Path:
+    """A folder nobody else has, even if two runs start in the same second; gone again if unused."""
+    env_id = getattr(args, "env_id", "env").split(":")[-1]
+    stamp = int(time.time())
+    base = Path(args.runs_dir) / f"{env_id}__{args.exp_name}__{args.seed}__{stamp}"
+    made = [folder for folder in base.parents if not folder.exists()]
+    for attempt in range(1000):
+        folder = base if attempt == 0 else base.with_name(f"{base.name}_{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if folder.is_dir():
+                continue
+            raise BadInput(f"--runs-dir {args.runs_dir}: is a file, not a folder") from None
+        except OSError as error:
+            raise BadInput(
+                f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})"
+            ) from None
+        atexit.register(remove_if_empty, [folder, *made])
+        return folder
+    raise BadInput(f"--runs-dir {args.runs_dir}: too many runs of this name in one second")
+
+
+def remove_if_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -60,6 +105,35 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     write_json(folder / SUMMARY, summary)
+
+
+def remove_summary(folder: Path) -> None:
+    """A finished run goes on."""
+    (folder / SUMMARY).unlink(missing_ok=True)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """What a process that was killed while writing has left."""
+    for path in folder.glob(".*.partial"):
+        path.unlink(missing_ok=True)
+
+
+def lock(folder: Path) -> int | None:
+    """Claim the folder for this process: a run is trained by one process at a time."""
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise BadInput(f"--resume {folder}: another process is training this run") from None
+    return handle
+
+
+def unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
 
 
 # -- the record ----------------------------------------------------------------------------------
@@ -215,9 +289,7 @@ def script_path(folder: Path, script: str) -> Path:
 
 def find_videos(folder: Path) -> list[Path]:
     """The films of a run, oldest first, those of its evaluation last."""
-    name = run_name(folder)
-    places = [Path(VIDEOS) / name, folder, folder / VIDEOS, Path(VIDEOS) / f"{name}-eval"]
     films: list[Path] = []
-    for place in places:
+    for place in (folder, folder / VIDEOS, folder / VIDEOS / EVALUATION):
         films += sorted(place.glob("*.mp4"), key=os.path.getmtime)
     return films

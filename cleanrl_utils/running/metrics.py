@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
-from cleanrl_utils.errors import BadInput
+from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import rng
 
 HEADER = "step,seconds,tag,value\n"
@@ -22,8 +22,11 @@ class CsvWriter:
     """metrics.csv: one row per value, only appended to; a resumed run drops what it repeats."""
 
     def __init__(self, path: Path, keep_bytes: int | None = None):
-        if keep_bytes is not None and path.exists():
-            os.truncate(path, max(keep_bytes, 0))
+        if keep_bytes is not None:
+            size = path.stat().st_size if path.exists() else 0
+            lost = f"{path}: has {size:,} bytes, its checkpoint was written after {keep_bytes:,}"
+            require(size >= keep_bytes, f"{lost}: rows are lost; restore it or start the run anew")
+            os.truncate(path, keep_bytes)
         else:
             path.write_text(HEADER)
         self.file = open(path, "a", buffering=1 << 16)
@@ -44,10 +47,15 @@ class CsvWriter:
         pairs = zip(steps, values, strict=True)
         self.file.write("".join([f"{step}{middle}{value!r}\n" for step, value in pairs]))
 
-    def flush(self) -> int:
-        """Put every row on disk; returns the file's size, which a checkpoint remembers."""
+    def flush(self) -> None:
         self.file.flush()
         self.flushed = time.monotonic()
+
+    def sync(self) -> int:
+        """Put every row on disk; returns the file's size, which a checkpoint remembers."""
+        self.flush()
+        if self.file.name != os.devnull:
+            os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
     def close(self) -> None:
@@ -191,6 +199,7 @@ class Progress:
         self.phases, self.total, self.start = phases, sum(phases.values()), start
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[float] = deque(maxlen=100)  # where their means are asked for
+        self.noted = ""  # what the last evaluation found
         self.began = time.monotonic()
         self.shown = self.began if not self.live else 0.0
         self.every = 0.2 if self.live else 5.0
@@ -213,9 +222,22 @@ class Progress:
         parts += [f"{speed:,.0f} steps/s"]
         if self.returns:
             parts.append(f"return {sum(self.returns) / len(self.returns):.1f}")
-        if speed > 0:
+        if self.noted:
+            parts.append(self.noted)
+        if self.total > step and speed > 0:
             parts.append(f"{clock((self.total - step) / speed)} left")
         return " | ".join(parts)
+
+    def note(self, text: str, step: int) -> None:
+        """Show a word about evaluations in the live line from now on."""
+        self.noted = text
+        if self.live:
+            self.show(self.line(step))
+
+    def end(self, step: int) -> None:
+        """The last line: 100% of the steps that fit into whole iterations."""
+        self.total = step or self.total
+        self.show(self.line(step), stay=True)
 
     def show(self, text: str, stay: bool = False) -> None:
         if self.quiet:
@@ -246,3 +268,15 @@ def open_writers(args: Any, name: str, folder: Path, record: dict, step: int) ->
         rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())
         board.text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
         return [board] + ([WandbWriter(args, name, folder, record["args"])] if args.track else [])
+
+
+def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """All values as floats; the tensors of a device come over in a single copy."""
+    torch: Any = sys.modules.get("torch")
+    values = dict(metrics)
+    tensors = {tag: x for tag, x in metrics.items() if torch and isinstance(x, torch.Tensor)}
+    for device in {x.device for x in tensors.values()}:
+        tags = [tag for tag, x in tensors.items() if x.device == device]
+        stacked = torch.stack([tensors[tag].detach().reshape(()).double() for tag in tags])
+        values.update(zip(tags, stacked.tolist(), strict=True))
+    return {tag: float(value) for tag, value in values.items()}

@@ -2,38 +2,37 @@
 
     args = parse_args(Args)
     run = Run(args, make_env)                 # folder, seeds, device
-    start = run.resume(total, agent=agent, optimizer=optimizer)     # 0 on a new run
+    start = run.resume(total, agent=agent, optimizer=optimizer, envs=envs)     # 0 on a new run
     for iteration in range(start, total):
-        if run.boundary(iteration):           # writes a checkpoint; start the environments anew
-            envs.reset(seed=run.env_seed)
         run.log_episodes(infos, step)         # finished episodes
         run.log({"losses/value_loss": v_loss}, step)
         run.evaluate(agent, step)             # when --eval-frequency says so
+        run.checkpoint(iteration + 1)         # when --checkpoints says so
     run.finish(agent)                         # model file, evaluation, upload: as the flags ask
 
 Nothing here can move a learning curve; whatever could is in the scripts.
 """
 
-import atexit
+import contextlib
 import dataclasses
-import importlib.metadata
 import math
 import os
-import platform
+import secrets
+import shlex
 import shutil
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running import checkpoint, evaluation, folder, hub, rng, source
+from cleanrl_utils.errors import BadInput, Stopped, hide_stops, require
+from cleanrl_utils.running import checkpoint, evaluation, folder, hub, machine, rng, source
 from cleanrl_utils.running.metrics import (
     CsvWriter,
     Means,
@@ -41,15 +40,18 @@ from cleanrl_utils.running.metrics import (
     WandbWriter,
     clock,
     open_writers,
+    to_floats,
 )
 from cleanrl_utils.running.settings import PixelArgs, RunArgs, TorchArgs, parse_args
 
 __all__ = ["PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
 DEFAULT_CHECKPOINTS = 10
+STEPS_BETWEEN_RESTARTS = 50_000  # of each environment, where a checkpoint restarts them
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
-KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint goes when the run is finished
+KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint is removed when the run is finished
 EVAL_SEED = 0xE7A1  # evaluation episodes are seeded apart from training ones
+NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams"}  # may hold what environments give
 NOTHING_BEFORE: dict[str, Any] = {
     "seconds": 0.0,
     "csv_bytes": None,
@@ -57,15 +59,20 @@ NOTHING_BEFORE: dict[str, Any] = {
     "returns": [],
     "lengths": [],
     "last_eval": 0,
+    "best_eval": None,
+    "restarts": 0,
 }
 
 
 class Run:
     """See the module's docstring. `make_env` is the script's: to evaluate and film its agent.
 
-    Where several processes train one agent, all but one pass `writes=False`: they resume and meet
-    boundaries like that one, but write, evaluate and say nothing.
+    Where several processes train one agent, all but one pass `writes=False`: they resume and
+    checkpoint like that one, but write, evaluate and print nothing.
     """
+
+    _progress: Progress
+    _best_eval: float | None
 
     def __init__(
         self,
@@ -74,24 +81,27 @@ class Run:
         quiet: bool = False,
         writes: bool = True,
     ):
-        self.args, self.make_env = args, make_env
-        self.quiet, self.writes, self.csv_only = quiet or not writes, writes, not writes
+        self.args = args
+        self.make_env = partial(make_env, **args.env_settings) if make_env else None
+        self.quiet = quiet or not writes
+        self.writes = writes
+        self.csv_only = not writes
         self.script = Path(sys.modules[type(args).__module__].__file__ or "script.py")
         if args.resume:
             self.folder = Path(args.resume)
             self.name = folder.run_name(self.folder)
         elif writes:
-            self.folder = new_folder(args)
+            self.folder = folder.new_folder(args)
             self.name = str(self.folder.relative_to(args.runs_dir))
         else:
             self.folder, self.name = Path(os.devnull), ""
+        self.videos = str(self.folder / folder.VIDEOS)
+        self._lock = folder.lock(self.folder) if writes else None
         rng.seed_everything(args.seed)
-        self.env_seed = rng.derive_seed(args.seed, 0)
         self.eval_seed = rng.derive_seed(args.seed, EVAL_SEED)
-        self.device = choose_device(args)
+        self.device = machine.choose_device(args)
         self.state: dict[str, Any] = {}
-        self._next = 0  # the boundary ahead
-        self._last_eval = 0
+        self.id = secrets.token_hex(8)
         self._writers: list[Any] = []
         if writes and not quiet:
             self._check_the_end()
@@ -99,54 +109,45 @@ class Run:
     # -- the life of a run ------------------------------------------------------------------
 
     def resume(self, total: int, **state: Any) -> int:
-        """Begin. Returns where to start: 0, or the boundary that --resume goes on from.
+        """Begin. Returns where to start: 0, or the iteration that --resume continues from.
 
-        `total` counts what the loop counts, iterations or steps. `state` is all that a checkpoint
-        must hold; objects are restored in place, immutable values (JAX) are in `run.state` after.
+        `total` is the number of iterations; `state` names everything a checkpoint must hold.
+        Objects are restored in place, immutable values (JAX) are in `run.state` afterwards.
         """
-        self.total, self.state = total, state
+        self.total = total
+        self.state = state
         start, before = 0, NOTHING_BEFORE
         if self.args.resume:
-            done = folder.is_finished(self.folder)
-            require(not done, f"--resume {self.folder}: it is finished")
-            if folder.has_checkpoint(self.folder):
-                start, before = self._load(self.folder / folder.CHECKPOINT)
-            else:  # killed before its first checkpoint it begins again, unless it was to have none
-                again = "start it anew, without --resume"
-                never = f"--resume {self.folder}: it has no checkpoints (--checkpoints 0): {again}"
-                require(self.args.checkpoints != 0, never)
-        size, unset = checkpoint.nbytes(state), self.args.checkpoints is None
+            start, before = self._continue()
+        size = checkpoint.nbytes(state)
+        unset = self.args.checkpoints is None
         if unset:  # a resumed run has the answer in its settings
-            self.args.checkpoints = DEFAULT_CHECKPOINTS if size <= LARGEST_BY_DEFAULT else 0
+            self.args.checkpoints = self._default_checkpoints(size)
         if not self.args.resume and self.writes:
             self._write_record()
-        self._open(start, before)
+        self._open(before)
         what = f"resumes at step {before['step']:,}" if start else "starts"
-        self.say(f"{self.name} {what} on {describe_device(self.device)}")
-        if unset and not self.args.checkpoints:
+        self.say(f"{self.name} {what} on {machine.describe_device(self.device)}")
+        if unset and size > LARGEST_BY_DEFAULT:
             self.say(
                 f"no checkpoints: each could take {size / 2**30:.1f} GiB;"
                 f" --checkpoints {DEFAULT_CHECKPOINTS} writes them, so that the run can be resumed"
             )
+        self._note_what_is_in_vain()
         return start
 
-    def boundary(self, iteration: int, **changed: Any) -> bool:
-        """True at the run's boundaries, where a checkpoint is written and environments start anew.
+    def checkpoint(self, iteration: int, **changed: Any) -> bool:
+        """Write a checkpoint if one is due after this many iterations; True if it was written.
 
-        They lie at fixed places, whether or not anybody ever resumes: so a resumed run meets the
-        same environments as one that was never interrupted. Environments that are part of the state
-        (JAX's) just go on. `changed` replaces immutable state.
+        Training does not notice, except where environments can only restart (EnvPool's).
+        `changed` replaces immutable state.
         """
-        if iteration != self._next:
-            return False
         self.state.update(changed)
-        number = iteration * self.args.checkpoints // self.total
-        self.env_seed = rng.derive_seed(self.args.seed, number)
-        self._next = (
-            -(-(number + 1) * self.total // self.args.checkpoints) if self.args.checkpoints else -1
-        )
-        if iteration > self._loaded_at and self.writes:
-            self._save(iteration)
+        count = self.args.checkpoints
+        due = iteration * count // self.total > (iteration - 1) * count // self.total
+        if not due:
+            return False
+        self._save(iteration)
         return True
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
@@ -155,17 +156,19 @@ class Run:
         values = to_floats(metrics)
         for tag, value in values.items():
             if not math.isfinite(value) and (tag.startswith("losses/") or tag.endswith("loss")):
-                self._stop_on(tag, value, step)
+                self._stop(f"{tag} is {value} at step {step:,}")
         self._write(step, values | {"charts/SPS": self._speed(step)})
         self._progress.update(step)
 
-    def log_episodes(self, infos: Mapping[str, Any], step: int, whose: str = "") -> None:
-        """Log the episodes that ended in this step of a Gymnasium vector environment; `whose`, say
-        teacher/, sets apart those of somebody else than the agent."""
+    def log_episodes(
+        self, infos: Mapping[str, Any], step: int, whose: str = "", average: int = 0
+    ) -> None:
+        """Log the episodes that ended in this step of a vector environment; `whose`, say teacher/,
+        sets apart those of somebody else than the agent; `average`: see log_episode."""
         if "_episode" in infos:
             for i in np.flatnonzero(infos["_episode"]):
                 episode = infos["episode"]["r"][i], infos["episode"]["l"][i]
-                self.log_episode(*episode, step, whose=whose)
+                self.log_episode(*episode, step, whose=whose, average=average)
 
     def log_episode(
         self,
@@ -176,7 +179,7 @@ class Run:
         average: int = 0,
         whose: str = "",
     ) -> None:
-        """Log one episode; and the means of the last `average` ones, if that is not 0."""
+        """Log one episode, and the means over the last `average` ones, if that is not 0."""
         self._step = step
         if not suffix and not whose:  # else one of several players', or somebody else's
             self._progress.returns.append(float(episodic_return))
@@ -211,10 +214,11 @@ class Run:
     def log_columns(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
         """Write many values of each tag at once, each with its step, in the order of steps.
 
-        Of those that share a step, TensorBoard gets the mean: it could not show them anyway.
+        TensorBoard gets the mean of those that share a step: it could not show them anyway.
         """
-        for tag, values in columns.items():
-            self._csv.write_column(steps, self._seconds(), tag, values)
+        with self._writing():
+            for tag, values in columns.items():
+                self._csv.write_column(steps, self._seconds(), tag, values)
         if not self._writers:
             return
         rows = zip(steps, *columns.values(), strict=True)
@@ -224,21 +228,29 @@ class Run:
                 writer.write(step, dict(zip(columns, means, strict=True)))
 
     def evaluate(self, agent: Any, step: int) -> None:
-        """Play the agent greedily when --eval-frequency says so; training does not notice."""
-        if self.evaluation_due(step) and self.writes:
-            self._last_eval = step
-            returns = self._play(agent, video=False)
-            mean, std = float(np.mean(returns)), float(np.std(returns))
-            self._write(step, {"eval/mean_return": mean, "eval/std_return": std})
+        """Evaluate the greedy policy when --eval-frequency says so; training does not notice."""
+        if not self.evaluation_due(step) or not self.writes:
+            return
+        self._last_eval = step
+        self._progress.note("evaluating", step)
+        returns = self._play(agent, video=False)
+        mean, std = float(np.mean(returns)), float(np.std(returns))
+        self._write(step, {"eval/mean_return": mean, "eval/std_return": std})
+        self._progress.note(f"evaluation {mean:.1f}", step)
+        if self.args.save_model and (self._best_eval is None or mean > self._best_eval):
+            self._best_eval = mean
+            best = self.folder / folder.BEST
+            best.mkdir(exist_ok=True)
+            self._save_model(best, agent)
 
     def play(self, agent: Any, episodes: int, epsilon: float = 0.0) -> list[float]:
         """Returns of episodes, with `epsilon` of the actions random; training does not notice."""
         return self._play(agent, video=False, episodes=episodes, epsilon=epsilon)
 
     def film(self, agent: Any) -> None:
-        """Film an episode of the agent as it is now; training does not notice."""
+        """Record an episode of the agent as it is now; training does not notice."""
         if self.make_env is not None and self.writes:
-            self._play(agent, video=True, episodes=1, name=self.name)
+            self._play(agent, video=True, episodes=1, videos=self.videos)
 
     def evaluation_due(self, step: int) -> bool:
         every = self.args.eval_frequency
@@ -253,6 +265,8 @@ class Run:
         the memory is on the GPU as well, the graph holds the sampling, too. With `means`, what the
         function returns is added to them, by the same graph.
         """
+        from cleanrl_utils.speed.graphs import captured, compiled
+
         function = compiled(function, self.args)
         capture = partial(captured, device=self.device, args=self.args)
         learn = function
@@ -269,7 +283,7 @@ class Run:
 
     def oracle(self, function: Callable) -> Any:
         """`function` of observations, to `ask` now and to take the `answer` of later."""
-        from cleanrl_utils.speed.graphs import Oracle
+        from cleanrl_utils.speed.graphs import Oracle, captured, compiled
 
         capture = partial(captured, device=self.device, args=self.args)
         return Oracle(compiled(function, self.args), self.device, capture)
@@ -286,17 +300,24 @@ class Run:
 
     def finish(self, agent: Any) -> None:
         """The end: save, evaluate and share the model as the flags ask, and close everything."""
+        if hasattr(envs := self.state.get("envs"), "close"):
+            envs.close()  # type: ignore[union-attr]
         if not self.writes:
             return self._close()
         summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}
-        if returns := list(self._progress.returns):
-            summary |= {"episodic_return": float(np.mean(returns)), "episodes": len(returns)}
-        self._progress.show(self._progress.line(self._step), stay=True)
+        returns = list(self._progress.returns)
+        summary["episodes"] = len(returns)  # of the last 100
+        if returns:
+            summary["episodic_return"] = float(np.mean(returns))
+        if self._restarts:
+            summary["environment_restarts"] = self._restarts
+        self._progress.end(self._step)
+        if not returns:
+            self.say("no episode ended: there is no return to report")
         if self.args.save_model:
-            path = folder.model_path(self.folder, self.args.exp_name)
-            evaluation.save_model(path, agent, self.args, self.script.stem)
+            path = self._save_model(self.folder, agent)
             self.say(f"model: {path}")
-        filmed = any((Path("videos") / self.name).glob("*.mp4"))  # not where EnvPool or JAX step
+        filmed = any(Path(self.videos).glob("*.mp4"))  # not where EnvPool or JAX step
         film = self.args.capture_video and not filmed
         if self.make_env and (self.args.save_model or film):
             lengths: list[float] = []
@@ -305,11 +326,11 @@ class Run:
                 both = {"eval/episodic_return": value, "eval/episodic_length": length}
                 self._write(episode, both)
             summary |= {"eval_returns": returns, "eval_lengths": lengths}
-            score = f"{np.mean(returns):.2f} ± {np.std(returns):.2f}"
-            self.say(f"evaluation: {score} ({len(returns)} episodes)")
+            self.say(f"evaluation: {evaluation.describe(returns)}")
         self._log_videos()
         self._close()
-        folder.write_summary(self.folder, summary)
+        with self._writing():
+            folder.write_summary(self.folder, summary)
         saved = self.folder / folder.CHECKPOINT
         if saved.exists() and saved.stat().st_size > KEEP_FINISHED:
             saved.unlink()
@@ -338,13 +359,30 @@ class Run:
             require(not args.eval_frequency, f"--eval-frequency: {nowhere}")
         if self.make_env and (args.save_model or args.capture_video or args.eval_frequency):
             with rng.preserved():
-                self.make_env(args.env_id, args.seed, 1, False, self.name)().close()
+                self.make_env(args.env_id, args.seed, 1, False, self.videos)().close()
 
-    def _open(self, start: int, before: Mapping[str, Any]) -> None:
+    def _note_what_is_in_vain(self) -> None:
+        """Settings that short trial runs use on purpose, and others by mistake."""
+        args = self.args
+        starts, total = getattr(args, "learning_starts", 0), getattr(args, "total_timesteps", 0)
+        if starts >= total > 0:
+            self.say(f"note: --learning-starts {starts} is not reached: nothing will be learned")
+
+    def _default_checkpoints(self, size: int) -> int:
+        if size > LARGEST_BY_DEFAULT:
+            return 0
+        envs = self.state.get("envs")
+        if getattr(envs, "restarts", False):
+            steps = self.args.total_timesteps // envs.num_envs  # type: ignore[union-attr]
+            return min(DEFAULT_CHECKPOINTS, steps // STEPS_BETWEEN_RESTARTS)
+        return DEFAULT_CHECKPOINTS
+
+    def _open(self, before: Mapping[str, Any]) -> None:
         """Open what is written to; `before` says how far a resumed run had come."""
         self._began = time.perf_counter() - before["seconds"]
         self._start_step, self._start_seconds = before["step"], before["seconds"]
-        self._last_eval = before["last_eval"]
+        self._last_eval, self._best_eval = before["last_eval"], before["best_eval"]
+        self._restarts = before["restarts"]
         if self.writes:
             self._csv = CsvWriter(self.folder / folder.METRICS, before["csv_bytes"])
         else:
@@ -364,9 +402,10 @@ class Run:
         phases = getattr(self.args, "phases", phases)  # a script may have several
         self._progress = Progress(phases, before["step"], quiet=self.quiet)
         self._progress.returns.extend(before["returns"])
-        self._progress.lengths.extend(before.get("lengths", []))
-        self._step, self._loaded_at = before["step"], start
-        self._next = start
+        self._progress.lengths.extend(before["lengths"])
+        self._step = before["step"]
+        if not self.quiet:
+            self._catch_interrupts()
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began
@@ -375,45 +414,92 @@ class Run:
         return (step - self._start_step) / max(self._seconds() - self._start_seconds, 1e-9)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
-        self._csv.write(step, self._seconds(), values)
-        for writer in self._writers:
-            writer.write(step, values)
+        try:  # as self._writing(), which would cost more than the writing itself
+            self._csv.write(step, self._seconds(), values)
+            for writer in self._writers:
+                writer.write(step, values)
+        except OSError as error:
+            self._stop_writing(error)
 
     def _write_record(self) -> None:
         record = {
+            "id": self.id,
             "args": dataclasses.asdict(self.args),
             "script": self.script.stem,
             "script_path": os.path.relpath(self.script),
             "command": [self.script.name, *sys.argv[1:]],
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
-            "git": git_state(self.script.resolve().parent),
+            "git": machine.git_state(self.script.resolve().parent),
             **source.keep(self.folder, self.script),
-            "versions": versions(),
-            "hardware": hardware(self.device),
+            "versions": machine.versions(),
+            "hardware": machine.hardware(self.device),
         }
         folder.write_record(self.folder, record)
         if path := os.environ.get("CLEANRL_FOLDER_FILE"):  # whoever started the run can find it
             Path(path).write_text(os.path.relpath(self.folder, Path(path).parent))
+
+    # -- checkpoints ------------------------------------------------------------------------
 
     def _about(self) -> dict[str, Any]:
         """What a checkpoint says about the run itself."""
         return {
             "step": self._step,
             "seconds": self._seconds(),
-            "csv_bytes": self._csv.flush(),
+            "csv_bytes": self._csv.sync(),
             "returns": list(self._progress.returns),
             "lengths": list(self._progress.lengths),
             "last_eval": self._last_eval,
+            "best_eval": self._best_eval,
+            "restarts": self._restarts,
         }
 
     def _save(self, iteration: int) -> None:
-        about = {"script": self.script.stem, "iteration": iteration, **self._about()}
+        self._restarts += getattr(self.state.get("envs"), "restarts", False)
         state = dict(self.state, random_streams=rng.get_state())
-        checkpoint.save(self.folder / folder.CHECKPOINT, state, about)
+        if not self.writes:  # another process does, with its own and these states
+            return checkpoint.gather(state)
+        with self._writing():
+            about = {"run": self.id, "script": self.script.stem, "iteration": iteration}
+            finite = checkpoint.save(
+                self.folder / folder.CHECKPOINT,
+                state,
+                about | self._about(),
+                must_be_finite=set(state) - NOT_PARAMETERS,
+            )
+        if not finite:
+            self._stop(f"parameters are not finite at step {self._step:,}")
+
+    def _continue(self) -> tuple[int, dict[str, Any]]:
+        """Restore the state from the last checkpoint; where to start, and what was before."""
+        path = self.folder / folder.CHECKPOINT
+        where = f"--resume {self.folder}"
+        record = folder.read_record(self.folder, "--resume")
+        old = record["args"].get("total_timesteps")
+        longer = old is not None and self.args.total_timesteps > old
+        finished = folder.is_finished(self.folder)
+        hint = f"a --total-timesteps above {old} continues it"
+        require(longer or not finished, f"{where}: it is finished; {hint}")
+        if self.writes:
+            folder.remove_partial_files(self.folder)
+        self.id = record.get("id", "")
+        if not path.exists():
+            # Killed before its first checkpoint, a run begins again, unless it was to have none.
+            never = f"{where}: it has no checkpoints (--checkpoints 0): start it anew"
+            require(self.args.checkpoints != 0, never)
+            large = f"{where}: its last checkpoint was too large to be kept: start it anew"
+            require(not finished, large)
+            return 0, NOTHING_BEFORE
+        start, before = self._load(path)
+        if longer and self.writes:
+            self._lengthen(record, before["step"])
+        return start, before
 
     def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
         about, saved = checkpoint.load(path)
+        old = f"{path}: written by an older version of this project: start the run anew"
+        require({"run", "restarts", "best_eval"} <= set(about), old)
+        require(about["run"] == self.id, f"{path}: the checkpoint of another run")
         require(
             set(saved) == {*self.state, "random_streams"},
             f"{path}: holds other state than this script's",
@@ -423,191 +509,103 @@ class Run:
         rng.set_state(saved["random_streams"])
         return about["iteration"], about
 
+    def _lengthen(self, record: dict[str, Any], step: int) -> None:
+        """Write down that the run goes on beyond its end."""
+        old, new = record["args"]["total_timesteps"], self.args.total_timesteps
+        record["args"]["total_timesteps"] = new
+        record.setdefault("lengthened", []).append({"at_step": step, "from": old, "to": new})
+        folder.write_record(self.folder, record)
+        folder.remove_summary(self.folder)
+        print(
+            f"--total-timesteps was {old:,}, is now {new:,}: from here on schedules (learning rate,"
+            f" exploration) follow the new length, as if the run had been planned so",
+            file=sys.stderr,
+        )
+
+    # -- evaluation -------------------------------------------------------------------------
+
+    def _save_model(self, where: Path, agent: Any) -> Path:
+        path = folder.model_path(where, self.args.exp_name)
+        with self._writing():
+            evaluation.save_model(path, agent, self.args, self.script.stem)
+        return path
+
     def _play(
         self,
         agent: Any,
         video: bool,
         episodes: int | None = None,
-        name: str = "",
+        videos: str = "",
         epsilon: float = 0.0,
         lengths: list[float] | None = None,
     ) -> list[float]:
         assert self.make_env is not None  # checked at the start
         seed, episodes = self.eval_seed, episodes or self.args.eval_episodes
-        name = name or f"{self.name}-eval"
+        videos = videos or f"{self.videos}/{folder.EVALUATION}"
         with rng.preserved():
             policy = evaluation.as_policy(agent, self.device)
             env = self.make_env, self.args.env_id
-            return evaluation.play(policy, *env, episodes, seed, video, name, epsilon, lengths)
-
-    def _stop_on(self, tag: str, value: float, step: int) -> None:
-        self._close()
-        saved = self.folder / folder.CHECKPOINT
-        kept = (
-            f"the last good checkpoint is {saved}"
-            if saved.exists()
-            else "there is no checkpoint yet"
-        )
-        raise SystemExit(f"error: {tag} is {value} at step {step:,}; stopped, {kept}")
+            return evaluation.play(policy, *env, episodes, seed, video, videos, epsilon, lengths)
 
     def _log_videos(self) -> None:
-        for place in (Path("videos") / self.name, Path("videos") / f"{self.name}-eval"):
-            if paths := sorted(place.glob("*.mp4")):
-                self.say(f"videos: {place} ({len(paths)})")
-            for writer in self._writers:
-                if isinstance(writer, WandbWriter):
-                    for path in paths:
-                        writer.video(path)
+        paths = folder.find_videos(self.folder)
+        if paths:
+            self.say(f"videos: {self.videos} ({len(paths)})")
+        for writer in self._writers:
+            if isinstance(writer, WandbWriter):
+                for path in paths:
+                    writer.video(path)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _how_to_go_on(self) -> str:
+        """What is left of a run that stops now, and the command that continues it."""
+        if not (self.folder / folder.CHECKPOINT).exists():
+            return "there is no checkpoint yet"
+        words = ["python", os.path.relpath(self.script), "--resume", str(self.folder)]
+        return f"go on from the last good checkpoint: {shlex.join(words)}"
+
+    def _stop(self, why: str) -> None:
+        """End the run with one line."""
+        with contextlib.suppress(OSError):
+            self._close()
+        raise Stopped(f"{why}; stopped, {self._how_to_go_on()}")
+
+    def _stop_writing(self, error: OSError) -> None:
+        what = f"{error.filename}: " if error.filename else f"{self.folder}: "
+        self._stop(f"{what}cannot be written ({error.strerror or error})")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk or a folder that is gone ends the run with one line."""
+        try:
+            yield
+        except OSError as error:
+            self._stop_writing(error)
+
+    def _catch_interrupts(self) -> None:
+        """Ctrl+C ends the run with one line and status 130, and keeps the last checkpoint."""
+
+        def interrupted(number: int, frame: Any) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with contextlib.suppress(OSError):
+                self._csv.flush()
+            raise Stopped(f"interrupted at step {self._step:,}; {self._how_to_go_on()}", 130)
+
+        if sys.flags.interactive:  # python -i: the prompt comes without a traceback
+            sys.excepthook = hide_stops
+        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with contextlib.suppress(ValueError):  # not in the main thread
+            if default:
+                signal.signal(signal.SIGINT, interrupted)
 
     def _close(self) -> None:
+        folder.unlock(self._lock)
+        self._lock = None
         self._csv.close()
         for writer in self._writers:
             writer.close()
         self._writers = []
-
-
-def new_folder(args: RunArgs) -> Path:
-    """A folder nobody else has, even if two runs start in the same second; gone again if unused."""
-    env_id = getattr(args, "env_id", "env").split(":")[-1]
-    stamp = int(time.time())
-    base = Path(args.runs_dir) / f"{env_id}__{args.exp_name}__{args.seed}__{stamp}"
-    made = [folder for folder in base.parents if not folder.exists()]
-    for attempt in range(1000):
-        folder = base if attempt == 0 else base.with_name(f"{base.name}_{attempt}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if folder.is_dir():
-                continue
-            raise BadInput(f"--runs-dir {args.runs_dir}: is a file, not a folder") from None
-        except OSError as error:
-            raise BadInput(
-                f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})"
-            ) from None
-        atexit.register(remove_if_empty, [folder, *made])
-        return folder
-    raise BadInput(f"--runs-dir {args.runs_dir}: too many runs of this name in one second")
-
-
-def remove_if_empty(folders: list[Path]) -> None:
-    for place in folders:
-        try:
-            place.rmdir()
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return
-
-
-def choose_device(args: Any) -> Any:
-    """The device for torch, set up as the flags ask; JAX scripts (no torch imported) get None."""
-    torch = sys.modules.get("torch")
-    if not torch or not isinstance(args, TorchArgs):
-        if not args.cuda:
-            os.environ["JAX_PLATFORMS"] = "cpu"
-            if jax := sys.modules.get("jax"):  # it has read the variable already
-                jax.config.update("jax_platforms", "cpu")
-        return None
-    # Where a gradient stays zero, Adam's moments decay to numbers below 1e-38, which take a CPU
-    # many times as long as others: let them be zero, in this thread and those it will start.
-    _ = np.finfo(np.float32), np.finfo(np.float64)  # NumPy 2.3 and before would warn afterwards
-    torch.set_flush_denormal(True)
-    if args.torch_threads:
-        torch.set_num_threads(args.torch_threads)
-    if args.torch_deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
-        # as use_deterministic_algorithms(True, warn_only=True), which imports the compiler for it
-        torch.set_deterministic_debug_mode("warn")
-        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it
-    on_gpu = args.cuda and torch.cuda.is_available()
-    if not on_gpu and (jax := sys.modules.get("jax")):  # a torch script with JAX's environments
-        jax.config.update("jax_platforms", "cpu")
-    return torch.device("cuda" if on_gpu else "cpu")
-
-
-def compiled(function: Callable, args: Any) -> Callable:
-    """The function for --compile: with the random numbers of eager mode."""
-    if not args.compile:
-        return function
-    import torch
-
-    torch._inductor.config.fallback_random = True
-    torch._inductor.config.deterministic = args.torch_deterministic
-    return torch.compile(function)
-
-
-def captured(function: Callable, device: Any, args: Any) -> Callable:
-    """The function as a CUDA graph, on a GPU and unless --no-cudagraphs."""
-    if device.type != "cuda" or not args.cudagraphs:
-        return function
-    from cleanrl_utils.speed.graphs import CudaGraph
-
-    return CudaGraph(function)
-
-
-def describe_device(device: Any) -> str:
-    if device is None:
-        jax: Any = sys.modules.get("jax")
-        return jax.devices()[0].device_kind if jax else "cpu"
-    torch: Any = sys.modules["torch"]
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} torch thread{'s' * (torch.get_num_threads() > 1)}"
-
-
-def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """All values as floats; the tensors of a device come over in a single copy."""
-    torch: Any = sys.modules.get("torch")
-    values = dict(metrics)
-    tensors = {tag: x for tag, x in metrics.items() if torch and isinstance(x, torch.Tensor)}
-    for device in {x.device for x in tensors.values()}:
-        tags = [tag for tag, x in tensors.items() if x.device == device]
-        stacked = torch.stack([tensors[tag].detach().reshape(()).double() for tag in tags])
-        values.update(zip(tags, stacked.tolist(), strict=True))
-    return {tag: float(value) for tag, value in values.items()}
-
-
-def git_state(folder: Path) -> dict[str, Any]:
-    """Commit of the code; a container without git says it with CLEANRL_COMMIT."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        if commit := git("rev-parse", "HEAD"):
-            return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.TimeoutExpired):
-        pass
-    commit = os.environ.get("CLEANRL_COMMIT", "")
-    return {"commit": commit, "dirty": False} if commit else {}
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that are loaded: those are the ones that can matter."""
-    tops = {name.partition(".")[0] for name in list(sys.modules)}
-    names = {owner for top in tops for owner in owners().get(top, [])}
-    found = {name: importlib.metadata.version(name) for name in sorted(names, key=str.lower)}
-    return {"python": platform.python_version(), **found}
-
-
-@cache
-def owners() -> Mapping[str, list[str]]:
-    """The packages that a module's first name can come from."""
-    return importlib.metadata.packages_distributions()
-
-
-def hardware(device: Any) -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    if (path := Path("/proc/cpuinfo")).exists():
-        lines = [line for line in path.read_text().splitlines() if line.startswith("model name")]
-        cpu = lines[0].partition(":")[2].strip() if lines else cpu
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "device": describe_device(device),
-        "os": platform.platform(),
-    }
+        with contextlib.suppress(ValueError):
+            if getattr(signal.getsignal(signal.SIGINT), "__qualname__", "").startswith("Run."):
+                signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,13 +1,12 @@
 """Several runs in one program: agents of consecutive seeds, trained at once by jax.vmap.
 
     run = Runs(args, make_env)                        # args.num_seeds runs, each with its folder
-    program = run.vectorise(function)                 # of one agent, does all at once
+    program = run.vectorise(function)                 # of one agent, for all at once
     start = run.resume(total, train=train)            # arrays whose first axis is the seeds
     for segment in range(start, total):
-        if run.boundary(segment, train=train):
-            episodes = begin(run.env_seeds)
         train, episodes, metrics, returns, lengths = program(train, episodes)
         run.log_segment(metrics, returns, lengths, step)
+        run.checkpoint(segment + 1, train=train, episodes=episodes)
     run.finish(agent)                                 # all agents: it has a method split()
 
 To every tool they are ordinary runs. The first of them is the Runs object itself: it shows the
@@ -76,8 +75,8 @@ class Runs(Run):
 
     @property
     def env_seeds(self) -> np.ndarray:
-        """Environments of each run start from these: they depend on (seed, boundary) alone."""
-        return np.array([run.env_seed for run in self.all])
+        """Seeds of each run's environments."""
+        return np.array([rng.derive_seed(run.args.seed, 0) for run in self.all])
 
     def vectorise(self, function: Callable) -> Callable:
         """Compile a function of one agent's arrays to do the same for all agents."""
@@ -105,20 +104,14 @@ class Runs(Run):
         start = super().resume(total, **state)
         for run, before in zip(self.siblings, self._siblings_before, strict=True):
             run.total = total
-            run._open(start, before)
+            run._open(before)
         if self.siblings:
             self.say(f"with it {len(self.siblings)} more, of the seeds up to {self.seeds[-1]}")
         return start
 
-    def boundary(self, iteration: int, **changed: Any) -> bool:
-        if iteration == self._next:
-            self._pending.result()  # a checkpoint is written when all before it is
-        if not super().boundary(iteration, **changed):
-            return False
-        number = iteration * self.args.checkpoints // self.total
-        for run in self.siblings:
-            run.env_seed = rng.derive_seed(run.args.seed, number)
-        return True
+    def _save(self, iteration: int) -> None:
+        self._pending.result()  # a checkpoint is written when all before it is
+        super()._save(iteration)
 
     def log_segment(
         self, metrics: Mapping[str, Any], returns: Any, lengths: Any, step: int
@@ -171,10 +164,19 @@ class Runs(Run):
         for run in self.siblings:
             run.args.checkpoints = self.args.checkpoints
             own = {"args": dataclasses.asdict(run.args), "trained_with": self.folder.name}
-            folder.write_record(run.folder, record | own)
+            folder.write_record(run.folder, record | own | {"id": run.id})
             source.copy(self.folder, run.folder)
         record["siblings"] = [run.folder.name for run in self.siblings]
         folder.write_record(self.folder, record)
+
+    def _lengthen(self, record: dict[str, Any], step: int) -> None:
+        super()._lengthen(record, step)
+        total = self.args.total_timesteps
+        for run in self.siblings:
+            record = folder.read_record(run.folder)
+            record["args"]["total_timesteps"] = run.args.total_timesteps = total
+            folder.write_record(run.folder, record)
+            folder.remove_summary(run.folder)
 
     def _close(self) -> None:
         super()._close()
@@ -183,11 +185,11 @@ class Runs(Run):
 
 
 def siblings_of(first: Path) -> list[Path]:
-    """The folders of the other runs of the program whose first run has this folder."""
+    """The other runs of the program whose first run has this folder."""
     record = folder.read_record(first, "--resume")
-    if name := record.get("trained_with"):
-        together = f"--resume {first}: it was trained together with others"
-        raise BadInput(f"{together}; resume {first.parent / name}")
+    if other := record.get("trained_with"):
+        other = first.parent / other
+        raise BadInput(f"--resume {first}: it was trained together with others; resume {other}")
     return [first.parent / name for name in record.get("siblings", [])]
 
 

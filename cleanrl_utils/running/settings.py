@@ -1,5 +1,10 @@
-"""The settings every script shares, and how a command line becomes settings."""
+"""The settings every script shares, and how a command line becomes settings.
 
+A setting's allowed range stands beside it: `gamma: Share = 0.99`, `num_steps: Count = 128`. A plain
+float is any finite number, a plain int any whole one.
+"""
+
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -8,76 +13,133 @@ import io
 import itertools
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running.folder import is_record as is_record
-from cleanrl_utils.running.folder import read_record
+from cleanrl_utils.running import folder as run_folder
+from cleanrl_utils.running.help import print_help
 from cleanrl_utils.running.stored import restore_settings
 
 
+@dataclass(frozen=True)
+class Range:
+    """What a number may be: from `least` to `most`, both allowed."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        if math.isinf(self.most):
+            return f"at least {self.least:g}"
+        return f"from {self.least:g} to {self.most:g}"
+
+
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+NonNegative = Annotated[float, Range(0)]
+Threads = Annotated[int, Range(0, 1024)]
+
+
+# Each of these classes is a group of flags in --help; its docstring is the group's title.
+
+
 @dataclass
-class RunArgs:
+class LoggingArgs:
+    """logging"""
+
     exp_name: str = ""
-    """name of the experiment; empty: the script's name"""
-    seed: int = 1
-    """seed of every random stream: environments, initial weights, exploration, minibatches"""
-    cuda: bool = True
-    """use a GPU if there is one"""
+    """name of the experiment; empty: the name of the script"""
+    runs_dir: str = "runs"
+    """folder for runs; each run gets a folder of its own there"""
     track: bool = False
     """also log to Weights & Biases"""
     wandb_project_name: str = "cleanRL"
-    """project of the run on Weights & Biases"""
+    """project on Weights & Biases"""
     wandb_entity: str | None = None
-    """team or user of that project; unset: your own"""
+    """team or user on Weights & Biases; unset: your own"""
     capture_video: bool = False
-    """film the first training environment now and then, and the evaluation of --save-model, into
-    videos/"""
+    """record videos of the first environment, and of the final evaluation, into the run's folder"""
+
+
+@dataclass
+class ModelArgs:
+    """model and evaluation"""
+
     save_model: bool = False
-    """at the end, write the model into the run's folder and evaluate it"""
+    """save and evaluate the model at the end; with --eval-frequency, also keep the best one"""
     upload_model: bool = False
-    """at the end, share the saved model on the Hugging Face hub; implies --save-model"""
+    """upload the saved model to the Hugging Face hub; implies --save-model"""
     hf_entity: str = ""
-    """user or organisation on the hub; empty: your own"""
-    runs_dir: str = "runs"
-    """folder in which the run gets a folder of its own"""
+    """user or organisation on the Hugging Face hub; empty: your own"""
+    eval_frequency: Natural = 0
+    """evaluate every this many steps, in separate environments; 0: only at the end"""
+    eval_episodes: Count = 10
+    """number of episodes per evaluation"""
+
+
+@dataclass
+class CheckpointArgs:
+    """checkpoints"""
+
     resume: str | None = None
-    """folder of a run to continue from its last checkpoint; its settings are taken over"""
-    checkpoints: int | None = None
-    """checkpoints per run, evenly spaced; environments start anew at each, except JAX's own, which
-    go on; 0 turns them off; unset: 10, or 0 where one could take more than 1 GiB (large replay
-    memory)"""
-    eval_frequency: int = 0
-    """evaluate about every so many steps, on environments of its own; 0: only at the end"""
-    eval_episodes: int = 10
-    """episodes of each evaluation"""
+    """folder of a run to continue from its last checkpoint, with its own settings; a larger
+    --total-timesteps continues it beyond its end"""
+    checkpoints: Annotated[int, Range(0)] | None = None
+    """number of checkpoints, evenly spaced; training is the same with any number (except EnvPool's
+    environments, which restart at each); 0: none; unset: 10, or 0 if one could exceed 1 GiB"""
+
+
+@dataclass
+class MachineArgs:
+    """machine"""
+
+    cuda: bool = True
+    """use a GPU if there is one"""
+
+
+@dataclass
+class RunArgs(LoggingArgs, ModelArgs, CheckpointArgs, MachineArgs):
+    """experiment"""
+
+    seed: int = 1
+    """random seed: environments, initial weights, exploration, minibatches"""
+    env_kwargs: list[str] = field(default_factory=list)
+    """arguments of the environment, as key=value key=value"""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_ranges(self)
+        check_seed(self.seed, getattr(self, "num_seeds", 1))
+        check_names(self)
+        self.env_settings = env_settings(self.env_kwargs)
 
 
 @dataclass
 class TorchArgs(RunArgs):
+    """torch"""
+
     torch_deterministic: bool = True
-    """let torch use deterministic algorithms where it has them, and warn where it has none"""
-    torch_threads: int = 1
-    """CPU threads of torch; small networks are fastest on one; 0 leaves the choice to torch"""
+    """use deterministic algorithms where torch has them"""
+    torch_threads: Threads = 1
+    """number of CPU threads for torch; 0: torch chooses"""
     compile: bool = False
-    """compile the update with torch.compile: slower to start, then faster"""
+    """compile the networks' updates with torch.compile: slower to start, then faster"""
     cudagraphs: bool = True
-    """on a GPU, replay inference and update as CUDA graphs; turn off to debug them"""
+    """on a GPU, run acting and updates as CUDA graphs; turn off to debug"""
 
 
 @dataclass
 class PixelArgs(TorchArgs):
+    """pictures"""
+
     async_envs: bool = False
-    """step each environment in a process of its own"""
-    torch_threads: int = 0
-    """CPU threads of torch; 0 leaves the choice to torch"""
+    """run each environment in a process of its own"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
 
 
 # What a resumed run may change: none of these can move its learning curve.
@@ -90,8 +152,11 @@ C = TypeVar("C")
 
 
 def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
-    """A script's settings by its command line; a mistake in it is one line and exit status 2."""
+    """Settings of a script from its command line; a mistake is one line and exit status 2."""
     argv = normalise(cls, sys.argv[1:] if argv is None else argv)
+    if "--help" in argv:
+        print_help(cls)
+        raise SystemExit(0)
     default = stored_settings(cls, argv)
     args = run_tyro(cls, argv, default)
     args.exp_name = args.exp_name or Path(inspect.getfile(cls)).stem
@@ -102,7 +167,7 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
 
 
 def parse_command(cls: type[C], argv: list[str] | None = None) -> C:
-    """The same for the flags of a tool."""
+    """Settings of a tool from its command line."""
     return run_tyro(cls, normalise(cls, sys.argv[1:] if argv is None else argv))
 
 
@@ -194,43 +259,64 @@ def first_message(box: str) -> str:
     return text or "the command line could not be read; see --help"
 
 
-COUNTS = {"total_timesteps", "eval_episodes", "update_epochs", "learn_every", "anneal_steps"}
-COUNTS |= {"n_iteration", "e_policy", "v_value", "e_auxiliary", "n_aux_grad_accum"}
-SHARES = {"min_probability", "gamma", "int_gamma", "gae_lambda", "tau", "update_proportion"}
-SHARES |= {"start_e", "end_e", "exploration_fraction"}
-ANY_SIGN = {"v_min", "v_max", "reward_scaler"}
-SEEDS = 2**32  # of a larger seed, NumPy and JAX would use the last 32 bits only
+SEEDS = 2**32  # NumPy and JAX would use only the last 32 bits of a larger seed
+LONGEST_NAME = 100
 
 
-def check_numbers(args: RunArgs) -> None:
-    """Whatever no script can mean; what only some cannot is theirs to say."""
-    require("/" not in args.exp_name, f"--exp-name {args.exp_name}: it must not contain /")
-    check_seed(args.seed, getattr(args, "num_seeds", 1))
-    for field in dataclasses.fields(args):
-        name, value = field.name, getattr(args, field.name)
+def range_of(kind: Any) -> Range | None:
+    """The Range of an annotated type, or of one part of a union."""
+    for part in (kind, *get_args(kind)):
+        for note in getattr(part, "__metadata__", ()):
+            if isinstance(note, Range):
+                return note
+    return None
+
+
+def check_ranges(args: Any) -> None:
+    """Every number lies in the range that stands beside its setting."""
+    types = get_type_hints(type(args), include_extras=True)
+    for setting in dataclasses.fields(args):
+        value = getattr(args, setting.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        counts = name.startswith(("num_", "trxl_")) or name.endswith(("_size", "_frequency"))
-        if name in ("eval_frequency", "checkpoints", "torch_threads"):
-            require(value >= 0, f"{flag(name)} must not be negative, got {value}")
-        elif counts or name in COUNTS:
-            least = 1
-            if name == "num_steps" and isinstance(args, TorchArgs):
-                # so that two of them are real, not resets, and have a variance
-                least = 4 if getattr(args, "num_envs", 1) == 1 else 2
-            require(value >= least, f"{flag(name)} must be at least {least}, got {value}")
-        elif name in SHARES:
-            require(0 <= value <= 1, f"{flag(name)} must be from 0 to 1, got {value}")
-        elif isinstance(value, float) and name not in ANY_SIGN:
-            require(0 <= value < math.inf, f"{flag(name)} must not be negative, got {value}")
+        name = flag(setting.name)
+        require(math.isfinite(value), f"{name} must be a finite number, got {value}")
+        if allowed := range_of(types[setting.name]):
+            fits = allowed.least <= value <= allowed.most
+            require(fits, f"{name} must be {allowed}, got {value}")
 
 
 def check_seed(seed: int, count: int = 1) -> None:
-    """The last of `count` seeds, too, must be one that every random stream takes."""
+    """The last of `count` seeds, too, must be one that every random generator takes."""
     with_more = f" with --num-seeds {count}" if count > 1 else ""
     limit = SEEDS - max(count, 1) + 1
     require(seed >= 0, f"--seed must not be negative, got {seed}")
     require(seed < limit, f"--seed must be below {limit}{with_more}, got {seed}")
+
+
+def check_names(args: LoggingArgs) -> None:
+    """Names that become folders."""
+    name = args.exp_name
+    require(name.isprintable(), "--exp-name must consist of printable characters")
+    require("/" not in name, f"--exp-name {name}: must not contain /")
+    long = f"--exp-name must have at most {LONGEST_NAME} bytes, got {len(name.encode())}"
+    require(len(name.encode()) <= LONGEST_NAME, long)
+    require(args.runs_dir.strip() != "", "--runs-dir must not be empty")
+    require(args.runs_dir.isprintable(), "--runs-dir must consist of printable characters")
+
+
+def env_settings(words: list[str]) -> dict[str, Any]:
+    """The environment's arguments of --env-kwargs key=value, with Python's values."""
+    settings = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        fits = bool(equals) and name.isidentifier()
+        require(fits, f"--env-kwargs takes key=value, not {word}")
+        try:
+            settings[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            settings[name] = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    return settings
 
 
 def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
@@ -240,8 +326,9 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     at = argv.index("--resume") + 1
     require(at < len(argv) and argv[at] != "None", "--resume needs the folder of a run")
     folder = Path(argv[at])
-    record = read_record(folder, "--resume")
-    names, stored = {field.name for field in dataclasses.fields(cls)}, record["args"]
+    record = run_folder.read_record(folder, "--resume")
+    names = {field.name for field in dataclasses.fields(cls)}
+    stored = record["args"]
     script = Path(inspect.getfile(cls)).stem
     require(
         record["script"] == script,
@@ -252,8 +339,14 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
 
 
 def check_unchanged(args: RunArgs, stored: RunArgs) -> None:
+    """A resumed run keeps its settings; only its length may grow."""
     names = [field.name for field in dataclasses.fields(args) if field.name not in FREE_TO_CHANGE]
     changed = [name for name in names if getattr(args, name) != getattr(stored, name)]
+    longer = getattr(args, "total_timesteps", 0) > getattr(stored, "total_timesteps", 0)
+    if longer:
+        changed.remove("total_timesteps")
+        if hasattr(stored, "segment"):  # of programs that train in segments: keep their length
+            args.segment = stored.segment  # type: ignore[attr-defined]
     if changed:
         texts = [f"{flag(n)} was {getattr(stored, n)}, now {getattr(args, n)}" for n in changed]
         raise BadInput(

@@ -125,3 +125,19 @@ class Oracle:
             return self.reply.numpy()
         self.arrived.synchronize()
         return self.reply.numpy().copy()
+
+
+def compiled(function: Callable, args: Any) -> Callable:
+    """The function for --compile: with the random numbers of eager mode."""
+    if not args.compile:
+        return function
+    torch._inductor.config.fallback_random = True
+    torch._inductor.config.deterministic = args.torch_deterministic
+    return torch.compile(function)
+
+
+def captured(function: Callable, device: Any, args: Any) -> Callable:
+    """The function as a CUDA graph, on a GPU and unless --no-cudagraphs."""
+    if device.type != "cuda" or not args.cudagraphs:
+        return function
+    return CudaGraph(function)

@@ -1,0 +1,302 @@
+"""Gymnasium's vector environments, made so that a checkpoint can hold them.
+
+    envs = SyncVectorEnv([make_env(...), ...])      # AsyncVectorEnv: a process per environment
+    envs.reset(seed=1)
+    start = run.resume(total, agent=agent, envs=envs)
+    next_obs, ended = envs.obs, envs.ended          # the latest observations; whose episode ended
+
+Next-step autoreset, as in Gymnasium: the observation is the one an action led to, and the step
+after an episode's end only resets the environment; its action is ignored.
+
+Most environments cannot be serialised, so they are replayed. Each game (a reset of the innermost
+environment) is seeded by its number. A checkpoint stores that number and the actions since the game
+began; a resumed run makes the environment anew and takes the same actions again. Training never
+notices. A replay that leads to another observation shows that the environment is not deterministic:
+its episode then counts as truncated, and the next step starts a new one.
+"""
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import concatenate, iterate
+
+from cleanrl_utils.errors import require
+from cleanrl_utils.running.rng import derive_seed
+
+State = dict[str, Any]
+
+
+class SeededGames(gym.Wrapper):
+    """The innermost wrapper: seeds each game by its number."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.ale = getattr(env.unwrapped, "ale", None)
+        self.begin(seed=0)
+
+    def begin(self, seed: int, number: int = 0) -> None:
+        self.seed, self.number = seed, number
+        self.rom_loaded = False
+        self.console: np.ndarray | None = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.number += 1
+        seed = derive_seed(self.seed, self.number)
+        if self.ale is None or not self.rom_loaded:
+            self.rom_loaded = True
+            return self.env.reset(seed=seed, options=options)
+        # ALE's reset(seed) would load the ROM again, 130 ms: keep the console's state instead.
+        if self.console is None:
+            self.console = np.frombuffer(self._clone(), np.uint8)
+        self.unwrapped.np_random = gym.utils.seeding.np_random(seed)[0]
+        return self.env.reset(options=options)
+
+    def _clone(self) -> bytes:
+        assert self.ale is not None
+        return self.ale.cloneState(include_rng=True).serialize()
+
+    def restore(self, seed: int, number: int, console: np.ndarray | None) -> None:
+        """Prepare the reset that starts game `number` + 1."""
+        self.begin(seed, number)
+        if console is not None and self.ale is not None:
+            import ale_py
+
+            self.env.reset(seed=seed)
+            self.ale.restoreState(ale_py.ALEState(np.asarray(console).tobytes()))
+            self.rom_loaded = True
+            self.console = console
+
+
+def insert_seeds(env: gym.Env) -> tuple[gym.Env, SeededGames]:
+    """Put SeededGames below all wrappers of `env`."""
+    if not isinstance(env, gym.Wrapper):
+        games = SeededGames(env)
+        return games, games
+    lowest = env
+    while isinstance(lowest.env, gym.Wrapper):
+        lowest = lowest.env
+    lowest.env = games = SeededGames(lowest.env)
+    return env, games
+
+
+class Replayable(gym.Wrapper):
+    """The outermost wrapper: starts the next episode by itself and records the open game."""
+
+    def __init__(self, env: gym.Env):
+        env, self.games = insert_seeds(env)
+        super().__init__(env)
+        self.ended = False
+        self.calls: list[Any] = []  # since the game began: actions, None for a reset
+        self.game_before = 0
+        self.console_before: np.ndarray | None = None
+        self.to_replay: State = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        if seed is not None:
+            self.games.begin(seed)
+        number = self.games.number
+        self.games.console = None
+        self.ended = False
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._record(None, number)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        if self.ended:
+            obs, info = self.reset()
+            return obs, 0.0, False, False, info
+        number = self.games.number
+        outcome = self.env.step(action)
+        self.ended = bool(outcome[2] or outcome[3])
+        self._record(deepcopy(action) if isinstance(action, np.ndarray) else action, number)
+        return outcome
+
+    def _record(self, action: Any, number: int) -> None:
+        if self.games.number != number:  # a new game began: nothing older matters
+            self.calls = []
+            self.game_before, self.console_before = number, self.games.console
+            self.games.console = None
+        self.calls.append(action)
+
+    def saved_state(self) -> State:
+        actions = [action for action in self.calls if action is not None]
+        return {
+            "seed": self.games.seed,
+            "game_before": self.game_before,
+            "console_before": self.console_before,
+            "game": self.games.number,
+            "resets": np.array([action is None for action in self.calls], bool),
+            "actions": np.array(actions) if actions else None,
+            "ended": self.ended,
+        }
+
+    def replay(self) -> Any:
+        """Repeat the game of `to_replay`; returns its last observation, None if that fails."""
+        saved = self.to_replay
+        self.games.restore(saved["seed"], saved["game_before"], saved["console_before"])
+        self.ended = False
+        actions = iter(() if saved["actions"] is None else saved["actions"])
+        obs = None
+        try:
+            for is_reset in saved["resets"]:
+                obs = self.reset()[0] if is_reset else self.step(next(actions))[0]
+        except Exception:  # an environment that cannot take these actions again
+            return None
+        same = (self.games.number, self.ended) == (saved["game"], saved["ended"])
+        return obs if same else None
+
+    def start_anew(self) -> None:
+        """Let the next step start a new game."""
+        self.games.begin(self.to_replay["seed"], self.to_replay["game"])
+        self.ended = True
+
+
+class Saved:
+    """State of vector environments whose environments are Replayable."""
+
+    nbytes = 0  # of a checkpoint, next to nothing
+    obs: Any  # the latest observations
+    ended: np.ndarray  # whose episode has ended: the next step only resets
+    num_envs: int
+    call: Callable
+    set_attr: Callable
+
+    def state_dict(self) -> State:
+        return {"obs": self.obs, "envs": list(self.call("saved_state"))}
+
+    def load_state_dict(self, saved: State) -> None:
+        self.set_attr("to_replay", saved["envs"])
+        replayed = self.call("replay")
+        self.obs = saved["obs"]
+        self.ended = np.array([env["ended"] for env in saved["envs"]])
+        of_each = [_part(self.obs, i) for i in range(self.num_envs)]
+        wrong = [not _same(a, b) for a, b in zip(replayed, of_each, strict=True)]
+        if any(wrong):
+            self.ended |= wrong
+            self._start_anew(np.array(wrong))
+            numbers = ", ".join(map(str, np.flatnonzero(wrong)))
+            print(
+                f"environments {numbers} are not deterministic: their open episodes could not be"
+                " replayed and end here; the run goes on with new ones",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _start_anew(self, which: np.ndarray) -> None:
+        raise NotImplementedError
+
+
+class SyncVectorEnv(Saved, gym.vector.SyncVectorEnv):
+    """Steps its environments one after the other."""
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]):
+        super().__init__([partial(_make, make) for make in env_fns])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict]:
+        self.obs, infos = super().reset(seed=seed, options=options)
+        self.ended = np.zeros(self.num_envs, bool)
+        return self.obs, infos
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict]:
+        infos: dict[str, Any] = {}
+        outcomes = (self._rewards, self._terminations, self._truncations)
+        rewards, terminated, truncated = outcomes
+        for i, action in enumerate(iterate(self.action_space, actions)):
+            obs, rewards[i], terminated[i], truncated[i], info = self.envs[i].step(action)
+            self._env_obs[i] = obs
+            if info:
+                infos = self._add_info(infos, info, i)
+        concatenate(self.single_observation_space, self._env_obs, self._observations)
+        self.obs = deepcopy(self._observations)
+        self.ended = terminated | truncated
+        return self.obs, rewards.copy(), terminated.copy(), truncated.copy(), infos
+
+    def _start_anew(self, which: np.ndarray) -> None:
+        for i in np.flatnonzero(which):
+            self.envs[i].start_anew()
+
+
+class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
+    """Steps each environment in a process of its own."""
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]):
+        makers = [partial(_make, make) for make in env_fns]
+        context = "spawn" if "jax" in sys.modules else None  # a fork would break JAX's threads
+        mode = gym.vector.AutoresetMode.DISABLED
+        super().__init__(makers, context=context, autoreset_mode=mode)
+        # Replayable resets, so it is next-step autoreset after all.
+        self.metadata["autoreset_mode"] = gym.vector.AutoresetMode.NEXT_STEP
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict]:
+        self.obs, infos = super().reset(seed=seed, options=options)
+        self.ended = np.zeros(self.num_envs, bool)
+        return self.obs, infos
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict]:
+        outcome = super().step(actions)
+        self.obs = outcome[0]
+        self.ended = outcome[2] | outcome[3]
+        return outcome
+
+    def _start_anew(self, which: np.ndarray) -> None:
+        for i in np.flatnonzero(which):
+            self.parent_pipes[i].send(("_call", ("start_anew", (), {})))
+            self.parent_pipes[i].recv()
+
+
+class OfAllRanks:
+    """The environments of all processes that train one agent: a checkpoint holds those of each."""
+
+    nbytes = 0
+
+    def __init__(self, envs: Any, rank: int, world_size: int):
+        self.envs, self.rank, self.world_size = envs, rank, world_size
+
+    def state_dict(self) -> dict[str, list[State]]:
+        states: list[Any] = [self.envs.state_dict()]
+        if self.world_size > 1:
+            from torch import distributed
+
+            own, states = states[0], [None] * self.world_size
+            distributed.all_gather_object(states, own)
+        return {"ranks": states}
+
+    def load_state_dict(self, saved: dict[str, list[State]]) -> None:
+        before = len(saved["ranks"])
+        again = f"--resume needs {before} processes, as before; there are {self.world_size}"
+        require(before == self.world_size, again)
+        self.envs.load_state_dict(saved["ranks"][self.rank])
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+def _make(make: Callable[[], gym.Env]) -> Replayable:
+    if multiprocessing.parent_process() is not None:  # Ctrl+C is the main process's to handle
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Replayable(make())
+
+
+def _part(obs: Any, i: int) -> Any:
+    """The i-th of batched observations, which may be dictionaries or tuples."""
+    if isinstance(obs, dict):
+        return {name: _part(x, i) for name, x in obs.items()}
+    return tuple(_part(x, i) for x in obs) if isinstance(obs, tuple) else obs[i]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(b, dict):
+        return a is not None and all(_same(a[name], b[name]) for name in b)
+    if isinstance(b, tuple):
+        return a is not None and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if a is None:
+        return False
+    a, b = np.asarray(a), np.asarray(b)
+    return np.array_equal(a.astype(b.dtype), b, equal_nan=b.dtype.kind == "f")
