@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
     (folder / "finished.json").write_text(json.dumps({"eval_returns": [10.0, 20.0, 30.0]}))
     rows = "".join(f"{i},{i / 10},charts/episodic_return,{i / 2}\n" for i in range(1, 50))
     (folder / "metrics.csv").write_text("step,seconds,tag,value\n" + rows)
-    film = tmp_path / "videos" / f"{folder.name}-eval"
+    film = folder / "videos" / "evaluation"
     film.mkdir(parents=True)
     (film / "episode-0.mp4").write_bytes(b"a film")
     return folder
