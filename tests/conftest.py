@@ -53,6 +53,30 @@ class Finished:
         return path.read_bytes()
 
 
+class Killed(BaseException):
+    """Stands for a process that dies between two steps."""
+
+
+@pytest.fixture
+def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], None]:
+    """die_at([7, 13]): runs die after these iterations, one run each, before the checkpoint."""
+    from cleanrl_utils.running.run import Run
+
+    checkpoint = Run.checkpoint
+
+    def arm(iterations: list[int]) -> None:
+        def dies(run: Run, iteration: int, **changed: Any) -> bool:
+            if iterations and iteration == iterations[0]:
+                iterations.pop(0)
+                run._close()  # rows written since the last checkpoint reach the disk
+                raise Killed
+            return checkpoint(run, iteration, **changed)
+
+        monkeypatch.setattr(Run, "checkpoint", dies)
+
+    return arm
+
+
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
     """train("ppo", "--seed 2 ...") runs cleanrl/ppo.py as a command would, in a fresh folder."""

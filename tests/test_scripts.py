@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Killed
 from probes import GAMMA, see_each_picture_once
 from table import SCRIPTS, Script
 
@@ -38,17 +39,13 @@ def test_it_writes_metrics_model_and_video(script: Script, train) -> None:
     assert json.loads((done.folder / "finished.json").read_text())["step"] > 0
     assert list(done.folder.glob("events.out.tfevents.*"))
     if script.video:
-        assert list(Path("videos").rglob("*.mp4"))
+        assert list(done.folder.rglob("*.mp4"))
     # the saved model plays as the trained one did in its final evaluation
     agent, args, module = load_model(done.folder / f"{script.name}.cleanrl_model")
     run = done.variables["run"]
     wanted = json.loads((done.folder / "finished.json").read_text())["eval_returns"]
     seed = run.eval_seed
     assert play(as_policy(agent), module.make_env, script.env_id, 2, seed, False, "") == wanted
-
-
-class Killed(BaseException):
-    """Stands for a process that dies between two steps."""
 
 
 @every_script
