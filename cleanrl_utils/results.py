@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from cleanrl_utils.errors import BadInput, missing_package, require
-from cleanrl_utils.running.settings import is_record
+from cleanrl_utils.running.folder import is_record
 
 COMMITTED = Path(__file__).resolve().parent.parent / "benchmark" / "results"
 POINTS = 100  # of a committed curve
