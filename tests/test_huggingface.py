@@ -4,16 +4,13 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
 import yaml
-from conftest import ROOT
-from hub import Hub
+from hub import Hub, command
 
 from cleanrl import ppo
 from cleanrl_utils import huggingface
@@ -55,26 +52,6 @@ def run(tmp_path: Path) -> Path:
     film.mkdir(parents=True)
     (film / "episode-0.mp4").write_bytes(b"a film")
     return folder
-
-
-def command(
-    module: str, flags: str, hub: Hub | str, cwd: Path, token: str = "dummy"
-) -> subprocess.CompletedProcess:
-    """The client reads its settings when it is imported, so every command is a process."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub if isinstance(hub, str) else hub.url}
-    environment |= {
-        "HF_HOME": str(cwd / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_ETAG_TIMEOUT": "5",
-    }
-    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "no_proxy": "*"}
-    environment |= {"HF_TOKEN": token} if token else {}
-    what = [str(ROOT / module)] if module.endswith(".py") else ["-m", f"cleanrl_utils.{module}"]
-    words = [sys.executable, *what, *flags.split()]
-    return subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
-    )
 
 
 def returns(printed: str) -> list[str]:

@@ -112,11 +112,11 @@ def test_bad_input_is_one_line_and_leaves_nothing(flags: str, train, capfd, monk
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     for words in BAD_INPUT[flags]:
         assert words in lines[0]
-    import cleanrl_utils.running.run as run_module
+    from cleanrl_utils.running.folder import remove_if_empty
 
     for folder in list(Path("some").rglob("*"))[::-1]:  # what atexit does at the end of a process
-        run_module.remove_if_empty([folder])
-    run_module.remove_if_empty([Path("some")])
+        remove_if_empty([folder])
+    remove_if_empty([Path("some")])
     assert sorted(Path().rglob("*")) == before
 
 
