@@ -1,5 +1,6 @@
 """Train PPO on CartPole, play what it learned, and show where the picture and the video are."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,8 @@ def main() -> None:
     if "--help" in more or "-h" in more:
         print(f"{__doc__}\nFurther flags go to cleanrl/ppo.py. These are:\n", flush=True)
         sys.exit(subprocess.run([sys.executable, str(SCRIPT), "--help"]).returncode)
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else SDL complains of a missing screen
     command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model", *more]
     print("training: python cleanrl/ppo.py", *command[2:], flush=True)
     if status := subprocess.run(command).returncode:

@@ -58,10 +58,11 @@ class Film(gym.wrappers.RecordVideo):
             super().__init__(
                 env,
                 str(folder),
-                episode_trigger=self.affordable,
+                episode_trigger=bool,
                 name_prefix=f"part{part}",
                 disable_logger=True,
             )
+        self.episode_trigger = self.affordable  # Gymnasium deep-copies what the constructor gets
 
     def affordable(self, episode: int) -> bool:
         elapsed = time.perf_counter() - self.began

@@ -290,6 +290,6 @@ def script_path(folder: Path, script: str) -> Path:
 def find_videos(folder: Path) -> list[Path]:
     """The films of a run, oldest first, those of its evaluation last."""
     films: list[Path] = []
-    for place in (folder / VIDEOS, folder / VIDEOS / EVALUATION):
+    for place in (folder, folder / VIDEOS, folder / VIDEOS / EVALUATION):
         films += sorted(place.glob("*.mp4"), key=os.path.getmtime)
     return films

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from cleanrl_utils.errors import BadInput, Stopped, hide_stops, require, unsaid
-from cleanrl_utils.running import checkpoint, evaluation, folder, machine, rng
+from cleanrl_utils.errors import BadInput, Stopped, hide_stops, require
+from cleanrl_utils.running import checkpoint, evaluation, folder, hub, machine, rng, source
 from cleanrl_utils.running.metrics import (
     CsvWriter,
     Means,
@@ -335,15 +335,7 @@ class Run:
         if saved.exists() and saved.stat().st_size > KEEP_FINISHED:
             saved.unlink()
         if self.args.upload_model:
-            from cleanrl_utils.huggingface import push_run, upload_later
-
-            try:
-                with unsaid():
-                    push_run(self.folder, self.args.hf_entity)
-            except BadInput as error:
-                later = upload_later(self.folder, self.args.hf_entity)
-                whole = f"the run is complete; upload it later: {later}"
-                raise BadInput(f"{error.message}; {whole}") from None
+            hub.upload(self.folder, self.args.hf_entity)
         self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
 
     def say(self, text: str) -> None:
@@ -361,9 +353,7 @@ class Run:
         """Stop now for what would stop the run after its training."""
         args = self.args
         if args.upload_model:
-            from cleanrl_utils.huggingface import require_login
-
-            require_login()
+            hub.require_login()
         if self.make_env is None:
             nowhere = f"{self.script.name} has no environment to evaluate in"
             require(not args.eval_frequency, f"--eval-frequency: {nowhere}")
@@ -441,6 +431,7 @@ class Run:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
             "git": machine.git_state(self.script.resolve().parent),
+            **source.keep(self.folder, self.script),
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
         }

@@ -30,7 +30,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running import folder, rng
+from cleanrl_utils.running import folder, rng, source
 from cleanrl_utils.running.run import NOTHING_BEFORE, Run, RunArgs, parse_args
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
@@ -165,6 +165,7 @@ class Runs(Run):
             run.args.checkpoints = self.args.checkpoints
             own = {"args": dataclasses.asdict(run.args), "trained_with": self.folder.name}
             folder.write_record(run.folder, record | own | {"id": run.id})
+            source.copy(self.folder, run.folder)
         record["siblings"] = [run.folder.name for run in self.siblings]
         folder.write_record(self.folder, record)
 
