@@ -213,7 +213,8 @@ def note_flattened_pictures(envs: gym.vector.VectorEnv, env_id: str) -> None:
     """A picture as one long vector is hardly ever what somebody wants."""
     inner = getattr(envs, "envs", [None])[0]
     shape = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space()).shape
-    if shape is not None and len(shape) == 3:
+    flat = len(envs.single_observation_space.shape or ()) == 1
+    if flat and shape is not None and len(shape) == 3:
         print(
             f"note: --env-id {env_id} has pictures of {shape}, which this script flattens into"
             " vectors: ppo_atari.py and dqn_atari.py have convolutional networks",
