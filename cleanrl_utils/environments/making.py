@@ -19,6 +19,10 @@ from cleanrl_utils.errors import BadInput, missing_package, require, unsaid
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 
+# without the Gymnasium of 2023 that it declares
+MEMORY_GYM = "pip install --no-deps -r requirements/no-deps.txt"
+
+
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
     """gym.make for every family this project knows; films episodes into `video_folder` if given."""
     register_family(env_id)
@@ -146,7 +150,7 @@ def register_memory_gym() -> None:
     try:
         import memory_gym
     except ImportError:
-        hint = "make install-memory_gym, or as requirements/requirements-memory_gym.txt says"
+        hint = f"{MEMORY_GYM} (or make install-memory_gym)"
         raise BadInput(f"memory-gym is not installed: {hint}") from None
     for cls in vars(memory_gym).values():
         if isinstance(cls, type):
