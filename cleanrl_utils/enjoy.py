@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tyro
 
 from cleanrl_utils.errors import BadInput, require, unsaid
@@ -173,7 +172,7 @@ def enjoy(args: EnjoyArgs) -> list[float]:
     )
     for episode, value in enumerate(returns):
         print(f"eval_episode={episode}, episodic_return={value:g}")
-    print(f"mean return {np.mean(returns):.2f} ± {np.std(returns):.2f}")
+    print(evaluation.describe(returns))
     if args.capture_video:
         print(f"video: {films}")
     return returns
