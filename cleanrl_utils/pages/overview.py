@@ -68,7 +68,7 @@ def algorithm_cards(scripts: Scripts) -> str:
         long, short = split_title(page_title(page))
         code = ", ".join(f"[`{script.name}`](source/{script.name}.md)" for script in mine)
         cards.append(f"-   **[{short}]({page})** {long}\n\n    {code}")
-    return '<div class="cards" markdown>\n\n' + "\n".join(cards) + "\n\n</div>"
+    return '<div class="cards" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>"
 
 
 def split_title(title: str) -> tuple[str, str]:

@@ -32,8 +32,8 @@ def draw_curves(path: Path) -> None:
     published = results.read_published()
     shown = shown_groups(results.read_groups())
     env_ids = list(dict.fromkeys(group.env_id for group in shown))
-    names = list(dict.fromkeys(group.name for group in shown))
-    color = dict(zip(names, colors(len(names)), strict=True))
+    labels = list(dict.fromkeys(short_name(group) for group in shown))
+    color = dict(zip(labels, colors(len(labels)), strict=True))
     rows = -(-len(env_ids) // COLUMNS)
     size = (4 * COLUMNS, 2.9 * rows)
     figure, axes = plt.subplots(rows, COLUMNS, figsize=size, squeeze=False)
@@ -42,7 +42,7 @@ def draw_curves(path: Path) -> None:
     for axis, env_id in zip(axes.flat, env_ids, strict=False):
         for group in shown:
             if group.env_id == env_id:
-                draw_group(axis, group, color[group.name], published)
+                draw_group(axis, group, color[short_name(group)], published)
         axis.set_title(env_id, fontsize=11)
         axis.legend(fontsize=7, loc="best", framealpha=0.6)
         axis.tick_params(labelsize=8)
@@ -54,6 +54,11 @@ def draw_curves(path: Path) -> None:
     plt.close(figure)
 
 
+def short_name(group: results.Group) -> str:
+    """What the legend calls a group: the environment says whether its actions are continuous."""
+    return group.name.replace("_continuous_action", "")
+
+
 def draw_group(axis: Any, group: results.Group, color: str, published: results.Published) -> None:
     """Mean and, with two seeds or more, sample standard deviation of the curves of a group."""
     import numpy as np
@@ -62,7 +67,8 @@ def draw_group(axis: Any, group: results.Group, color: str, published: results.P
     x = np.linspace(0, group.steps, 100)
     y = np.array([np.interp(x, steps, values) for steps, _, values in curves])
     mean = y.mean(0)
-    axis.plot(x, mean, color=color, linewidth=1.6, label=f"{group.name} ({len(curves)})")
+    label = f"{short_name(group)} ({len(curves)})"
+    axis.plot(x, mean, color=color, linewidth=1.6, label=label)
     if len(curves) > 1:
         std = y.std(0, ddof=1)
         axis.fill_between(x, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)

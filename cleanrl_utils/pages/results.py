@@ -137,7 +137,7 @@ def results_table(script: str, groups: list[Group], published: Published) -> tup
         rows.append(f"| {' | '.join(cells)} |")
     done = {group.env_id for group in groups}
     left = [
-        f"| `{env_id}` | – | | | | | {cite(rows)} |"
+        f"| `{env_id}` | not run yet | | | | | {cite(rows)} |"
         for env_id, rows in theirs.items()
         if env_id not in done
     ]

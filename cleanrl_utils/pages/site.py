@@ -276,7 +276,11 @@ def shown_groups(groups: list[results.Group]) -> list[results.Group]:
 def agents_caption(agents: list[films.Film]) -> str:
     """What the agents of the strip are, and how well they did."""
     words = [f"`{x.script}.py` on {x.env_id} ({x.episodic_return:,.0f})" for x in agents]
-    return "One greedy episode of each agent and its return: " + ", ".join(words) + "."
+    return (
+        "One greedy episode of each agent, the median of five, and its return: "
+        + ", ".join(words)
+        + "."
+    )
 
 
 def front_matter(hidden: str) -> str:
