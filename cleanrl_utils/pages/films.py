@@ -7,7 +7,6 @@ Beside each film is a JSON file with the return of the filmed episode and the co
 the agent. A film that has such a file appears on the page of its script's results.
 """
 
-import contextlib
 import json
 import os
 import tempfile
@@ -91,34 +90,42 @@ def make_films(runs: list[str], folder: Path = FILMS, strip: Path = STRIP) -> li
 
 def film_run(run: Path) -> tuple[Film, list["Image"]]:
     """The median of EPISODES greedy episodes of a run's model: its facts, and its frames at FPS."""
+    from cleanrl_utils import results
+    from cleanrl_utils.running import evaluation, folder
+
+    models = folder.find_models(run)
+    require(bool(models), f"--gif {run}: has no model; train with --save-model")
+    record = folder.read_record(run, "--gif")
+    agent, args, module = evaluation.load_model(models[0])
+    make_env = partial(module.make_env, **args.env_settings)
+    play = partial(evaluation.play, make_env=make_env, env_id=args.env_id)
+    policy = evaluation.as_policy(agent)
+    scores = play(policy, episodes=EPISODES, seed=1, video=False, video_folder="")
+    seed = 1 + int(np.argsort(scores)[EPISODES // 2])
+    policy = evaluation.as_policy(agent)  # a new one: a recurrent agent has a state
+    with tempfile.TemporaryDirectory() as place:
+        (score,) = play(policy, episodes=1, seed=seed, video=True, video_folder=place)
+        (video,) = Path(place).rglob("*.mp4")
+        frames = read_frames(video)
+    facts: dict[str, Any] = {"script": record["script"], "env_id": args.env_id, "seed": args.seed}
+    facts |= {"steps": args.total_timesteps, "episodic_return": round(float(score), 2)}
+    name = f"{record['script']}__{args.env_id.replace('/', '_')}.gif"
+    return Film(file=name, **facts, command=results.command(record)), frames
+
+
+def read_frames(video: Path) -> list["Image"]:
+    """The first SECONDS of a video, FPS frames of each."""
     import imageio.v3
     from PIL import Image
 
-    from cleanrl_utils import results
-    from cleanrl_utils.running import evaluation
-
-    models = sorted(run.glob("*.cleanrl_model"))
-    require(bool(models), f"--gif {run}: has no model; train with --save-model")
-    (record,) = [found.record for found in results.find_runs(run)]
-    agent, args, module = evaluation.load_model(models[0].resolve())
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
-        play = partial(evaluation.play, make_env=module.make_env, env_id=args.env_id)
-        scores = play(
-            evaluation.as_policy(agent), episodes=EPISODES, seed=1, video=False, run_name=""
-        )
-        seed = 1 + int(np.argsort(scores)[EPISODES // 2])
-        policy = evaluation.as_policy(agent)
-        (score,) = play(policy, episodes=1, seed=seed, video=True, run_name="film")
-        (video,) = Path(place).rglob("*.mp4")
-        frames = imageio.v3.imread(video)
-        fps = imageio.v3.immeta(video)["fps"]
-    count = min(int(SECONDS * FPS), int(len(frames) / fps * FPS))
-    chosen = np.linspace(0, count / FPS * fps, count, endpoint=False).astype(int)
-    name = f"{record['script']}__{args.env_id.replace('/', '_')}.gif"
-    facts: dict[str, Any] = {"script": record["script"], "env_id": args.env_id, "seed": args.seed}
-    facts |= {"steps": args.total_timesteps, "episodic_return": round(float(score), 2)}
-    film = Film(file=name, **facts, command=results.command(record))
-    return film, [Image.fromarray(frames[i]) for i in chosen]
+    every = imageio.v3.immeta(video)["fps"] / FPS
+    frames: list[Image.Image] = []
+    for number, frame in enumerate(imageio.v3.imiter(video)):
+        if number >= len(frames) * every:
+            frames.append(Image.fromarray(frame))
+        if len(frames) == int(SECONDS * FPS):
+            break
+    return frames
 
 
 def side_by_side(films: list[list["Image"]], facts: list[Film]) -> list["Image"]:
