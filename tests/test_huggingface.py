@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import yaml
+from conftest import ROOT
 from hub import Hub, command
 
 from cleanrl import ppo
