@@ -105,7 +105,7 @@ def test_the_documented_command_runs_as_typed(tmp_path: Path) -> None:
     assert "tracked offline" in done.stdout
     (run,) = finished_runs(tmp_path)
     assert list(run.glob("wandb/offline-run-*")), "no offline W&B files"
-    assert list(tmp_path.glob("videos/*/*.mp4")), "no video"
+    assert list(run.glob("videos/**/*.mp4")), "no video"
 
 
 def test_workers_0_prints_the_commands_seed_by_seed(capsys: pytest.CaptureFixture) -> None:

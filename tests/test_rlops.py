@@ -442,6 +442,24 @@ def test_settings_that_differ_between_sets_are_shown(
     assert "| --gamma | 0.9 | 0.99 |" in Path("compare.html").read_text()
 
 
+def test_earlier_committed_results_have_the_flags_of_their_commands(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for seed in (1, 2):
+        make_run(own_folder, seed, 100.0, gamma=0.9, learning_rate=0.1)
+    results.add([str(own_folder)], Path("committed"))
+    path = Path("committed/ppo.json")
+    facts = json.loads(path.read_text())
+    for fact in facts:
+        del fact["settings"], fact["code"], fact["episodes"]
+        fact["command"] = f"python cleanrl/ppo.py --gamma 0.5 --seed {fact['seed']}"
+    path.write_text(json.dumps(facts))
+    assert rlops.main(["--results-dir", "committed", "--runs-dir", "runs"]) == 0
+    printed = capsys.readouterr().out
+    assert "| --gamma | 0.5 | 0.9 |" in printed and "learning-rate" not in printed
+    assert "committed results: only the flags of the commands are recorded." in printed
+
+
 def test_equal_settings_are_said(two_versions: Path, capsys: pytest.CaptureFixture) -> None:
     for path in two_versions.glob("runs/*/run.json"):
         path.write_text(path.read_text().replace("b" * 40, "a" * 40))

@@ -167,10 +167,9 @@ def settings_table(c: Comparison) -> str:
         lines = ["" if only else "Settings and code are the same in all sets."]
     lines += [""] * bool(only)
     lines += [f"Only {who} has the settings {', '.join(names)}." for who, names in only.items()]
-    for s in c.sets:
-        if s not in known:
-            lines.append("")
-            lines.append(f"{s.label}: only the flags of the commands are recorded and compared.")
+    if unknown := [s.label for s in c.sets if s not in known]:
+        lines.append("")
+        lines.append(f"{', '.join(unknown)}: only the flags of the commands are recorded.")
     return "\n".join(lines).strip("\n")
 
 

@@ -90,7 +90,7 @@ def make_films(runs: list[str], folder: Path = FILMS, strip: Path = STRIP) -> li
 
 def film_run(run: Path) -> tuple[Film, list["Image"]]:
     """The median of EPISODES greedy episodes of a run's model: its facts, and its frames at FPS."""
-    from cleanrl_utils import results
+    from cleanrl_utils.analysis import tables
     from cleanrl_utils.running import evaluation, folder
 
     models = folder.find_models(run)
@@ -110,7 +110,7 @@ def film_run(run: Path) -> tuple[Film, list["Image"]]:
     facts: dict[str, Any] = {"script": record["script"], "env_id": args.env_id, "seed": args.seed}
     facts |= {"steps": args.total_timesteps, "episodic_return": round(float(score), 2)}
     name = f"{record['script']}__{args.env_id.replace('/', '_')}.gif"
-    return Film(file=name, **facts, command=results.command(record)), frames
+    return Film(file=name, **facts, command=tables.command(record)), frames
 
 
 def read_frames(video: Path) -> list["Image"]:

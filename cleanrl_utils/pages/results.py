@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cleanrl_utils import results
+from cleanrl_utils.analysis.committed import COMMITTED
 from cleanrl_utils.analysis.palette import colors
 from cleanrl_utils.pages.scripts import ROOT
 
@@ -69,7 +69,7 @@ class Group:
         return statistics.median(run["steps"] / max(run["seconds"], 1e-9) for run in self.runs)
 
 
-def read_groups(folder: Path = results.COMMITTED) -> list[Group]:
+def read_groups(folder: Path = COMMITTED) -> list[Group]:
     found: dict[tuple, Group] = {}
     for path in sorted(folder.glob("*.json")):
         for fact in json.loads(path.read_text()):
@@ -81,7 +81,7 @@ def read_groups(folder: Path = results.COMMITTED) -> list[Group]:
     return list(found.values())
 
 
-def read_curves(exp_name: str, folder: Path = results.COMMITTED) -> dict[str, Curve]:
+def read_curves(exp_name: str, folder: Path = COMMITTED) -> dict[str, Curve]:
     """The curve of each run of an experiment."""
     found: dict[str, Curve] = {}
     path = folder / f"{exp_name}.csv"
