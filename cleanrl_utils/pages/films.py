@@ -93,6 +93,7 @@ def film_run(run: Path) -> tuple[Film, list["Image"]]:
     from cleanrl_utils.analysis import tables
     from cleanrl_utils.running import evaluation, folder
 
+    require(run.is_dir(), f"--gif {run}: no such folder")
     models = folder.find_models(run)
     require(bool(models), f"--gif {run}: has no model; train with --save-model")
     record = folder.read_record(run, "--gif")
