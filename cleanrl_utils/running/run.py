@@ -51,7 +51,8 @@ STEPS_BETWEEN_RESTARTS = 50_000  # of each environment, where a checkpoint resta
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
 KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint is removed when the run is finished
 EVAL_SEED = 0xE7A1  # evaluation episodes are seeded apart from training ones
-NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams"}  # may hold what environments give
+# state that may hold what environments give, or NaN where there is nothing yet
+NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams", "recent_returns"}
 NOTHING_BEFORE: dict[str, Any] = {
     "seconds": 0.0,
     "csv_bytes": None,
