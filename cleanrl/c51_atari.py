@@ -151,7 +151,10 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
     each probability is shared by the two atoms around its return, the nearer one gets more."""
     last = len(atoms) - 1
-    position = ((returns - atoms[0]) / (atoms[1] - atoms[0])).clamp(0, last)
+    spacing = (atoms[-1] - atoms[0]) / last
+    position = ((returns - atoms[0]) / spacing).clamp(0, last)
+    nearest = position.round()  # rounding errors must not move mass away from an atom that is met
+    position = torch.where(abs(position - nearest) < 1e-4, nearest, position)
     below = position.floor()
     share = position - below  # of the atom above
     at = below.long()

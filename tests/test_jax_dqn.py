@@ -121,6 +121,16 @@ def test_projection_of_a_case_computed_by_hand() -> None:
     np.testing.assert_allclose(c51_jax.project(probs, returns, atoms), wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("script", [c51_jax, c51_atari_jax])
+def test_mass_on_an_atom_stays_there(script) -> None:
+    """Reward 0 and gamma 1 map the atoms onto themselves, however often."""
+    atoms = jnp.linspace(-10, 10, 51)
+    first = jax.nn.softmax(jax.random.uniform(jax.random.key(0), (8, 51)))
+    project = lambda _, probs: script.project(probs, jnp.tile(atoms, (8, 1)), atoms)  # noqa: E731
+    probs = jax.lax.fori_loop(0, 1000, project, first)
+    assert abs(probs - first).max() < 1e-6
+
+
 def test_a_gradient_step_is_adams_and_the_target_moves_by_tau() -> None:
     learner = dqn_jax.Learner(dqn_jax.Args(tau=0.25, batch_size=16, buffer_size=10), VECTORS)
     memory, batch = learner.memory, make_batch(VECTORS, 2)

@@ -259,18 +259,20 @@ SMALL = (
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("", "--teacher-model FILE or --teacher-policy-hf-repo NAME"),
+        ("", "dqn_atari-seed1"),
         ("--teacher-model a --teacher-policy-hf-repo b", "name one teacher"),
         ("--teacher-model nowhere", "--teacher-model nowhere: no such file"),
-        ("--teacher-model pong.cleanrl_model", "Discrete(6) of actions"),
+        ("--teacher-model pong.cleanrl_model", "it plays PongNoFrameskip-v4, not probes:"),
         ("--teacher-model ppo.cleanrl_model", "a file of ppo.py, not of dqn_atari.py"),
         ("--teacher-model teacher.cleanrl_model --teacher-steps 0", "--teacher-steps"),
         ("--teacher-model teacher.cleanrl_model --temperature 0", "--temperature"),
     ],
 )
 def test_a_wrong_teacher_is_one_line(
-    flags: str, message: str, train: Callable, capsys: pytest.CaptureFixture
+    flags: str, message: str, train: Callable, capsys: pytest.CaptureFixture, monkeypatch
 ) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     if "pong" in flags:
         pytest.importorskip("ale_py")
         untrained_teacher("dqn_atari", "PongNoFrameskip-v4")
@@ -284,6 +286,57 @@ def test_a_wrong_teacher_is_one_line(
     assert refused.value.code == 2 and message in refused.value.message
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not list(Path("runs").rglob("run.json"))
+
+
+def test_a_teacher_of_another_game_with_as_many_actions_is_refused(tmp_path: Path) -> None:
+    """Pong and SpaceInvaders both have six actions; one game may have two ids."""
+    pytest.importorskip("ale_py")
+    envs = gym.vector.SyncVectorEnv([qdagger.make_env("PongNoFrameskip-v4", 1, 0, False, "")])
+    path = tmp_path / "teacher.cleanrl_model"
+    wanted = make_args(env_id="PongNoFrameskip-v4")
+    wanted.teacher_model = str(path)
+
+    def load(env_id: str) -> Any:
+        args = dqn_atari.Args(env_id=env_id, exp_name="dqn_atari")
+        save_model(path, dqn_atari.QNetwork(envs), args, "dqn_atari")
+        return load_teacher(wanted, envs, ["dqn_atari"], "cpu")
+
+    load("ALE/Pong-v5")
+    with pytest.raises(BadInput) as refused:
+        load("ALE/SpaceInvaders-v5")
+    assert "it plays ALE/SpaceInvaders-v5, not PongNoFrameskip-v4" in refused.value.message
+
+
+def test_without_a_teacher_the_original_s_is_taken_from_the_hub(monkeypatch, tmp_path) -> None:
+    """Its weights are read from what the original saved with torch."""
+    original = {f"network.{k}": x for k, x in dqn_atari.QNetwork(PIXELS).state_dict().items()}
+    asked = []
+
+    def download(repository: str, exp_name: str) -> Path:
+        asked.append((repository, exp_name))
+        torch.save(original, tmp_path / "x.cleanrl_model")
+        return tmp_path / "x.cleanrl_model"
+
+    monkeypatch.setattr("cleanrl_utils.running.hub.download_model", download)
+    env_id = "probes:ProbeCuePixels-v0"
+    envs = gym.vector.SyncVectorEnv([qdagger.make_env(env_id, 1, 0, False, "")])
+    original["network.9.weight"] = torch.randn(envs.single_action_space.n, 512)
+    original["network.9.bias"] = torch.randn(envs.single_action_space.n)
+    teacher = load_teacher(qdagger.Args(env_id=env_id), envs, ["dqn_atari"], "cpu")
+    assert asked == [("cleanrl/probes-ProbeCuePixels-v0-dqn_atari-seed1", "dqn_atari")]
+    assert torch.equal(teacher.state_dict()["9.bias"], original["network.9.bias"])
+
+
+def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for script in ("dqn_atari", "dqn_atari_jax"):
+        args = qdagger.Args(env_id="PongNoFrameskip-v4", teacher_model_exp_name=script)
+        with pytest.raises(BadInput) as refused:
+            load_teacher(args, PIXELS, [script], "cpu")
+        line = refused.value.message
+        assert f"cleanrl/PongNoFrameskip-v4-{script}-seed1" in line and "\n" not in line
+        assert f"python cleanrl/{script}.py --env-id PongNoFrameskip-v4 --save-model" in line
+        assert "--teacher-model FILE" in line
 
 
 def model_of(run: Finished) -> Path:

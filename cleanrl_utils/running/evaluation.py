@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import zipfile
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from typing import Any, get_type_hints
 import gymnasium as gym
 import numpy as np
 
-from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.errors import BadInput, require, unsaid
 from cleanrl_utils.running import checkpoint, hub
 from cleanrl_utils.running.settings import FREE_TO_CHANGE
 from cleanrl_utils.running.stored import fits, known_settings, one_line, restore_settings
@@ -68,10 +69,13 @@ def load_model(
     args = restore_settings(module.Args, stored, str(path))
     cls = find_class(module, about["class"], path)
     try:
-        make_env = partial(module.make_env, **args.env_settings)
-        envs = gym.vector.SyncVectorEnv([make_env(args.env_id, args.seed, 0, False, "")])
-        agent = build(cls, envs, args)
-        envs.close()
+        with unsaid():
+            make_env = partial(module.make_env, **args.env_settings)
+            envs = gym.vector.SyncVectorEnv([make_env(args.env_id, args.seed, 0, False, "")])
+            agent = build(cls, envs, args)
+            envs.close()
+    except BadInput as error:
+        raise BadInput(f"{path}: {error.message}") from None
     except Exception as error:
         if script is not None:  # the user's own code: it needs its traceback
             raise
@@ -133,22 +137,46 @@ def build(cls: Any, envs: gym.vector.VectorEnv, args: Any) -> Any:
 
 def load_teacher(args: Any, envs: gym.vector.VectorEnv, scripts: list[str], device: Any) -> Any:
     """The agent that --teacher-model or --teacher-policy-hf-repo names, made by one of `scripts`,
-    for the actions of `envs`."""
-    path, flag = Path(args.teacher_model or ""), f"--teacher-model {args.teacher_model}"
-    if args.teacher_policy_hf_repo:
-        path = hub.download_model(args.teacher_policy_hf_repo, args.teacher_model_exp_name)
-        flag = f"--teacher-policy-hf-repo {args.teacher_policy_hf_repo}"
-    require(path.is_file(), f"{flag}: no such file")
-    made_by = read_model(path)[0]["script"]
+    for the game of --env-id."""
+    path, flag = find_teacher(args, scripts)
+    original = zipfile.is_zipfile(path)  # weights that the original saved: they name no script
+    made_by = args.teacher_model_exp_name if original else read_model(path)[0]["script"]
     wanted = " or ".join(f"{name}.py" for name in scripts)
     require(made_by in scripts, f"{flag}: a file of {made_by}.py, not of {wanted}")
-    teacher, settings, module = load_model(path, device=str(device), env_id=args.env_id)
-    game, env = settings.env_id, module.make_env(settings.env_id, 1, 0, False, "")()
-    space, env_id = env.action_space, args.env_id
+    about = {"env_id": args.env_id, "exp_name": made_by}
+    teacher, settings, module = load_model(path, device=str(device), **about)
+    differ = f"{flag}: it plays {settings.env_id}, not {args.env_id}"
+    require(game_of(settings.env_id) == game_of(args.env_id), differ)
+    env = module.make_env(settings.env_id, 1, 0, False, "")()
+    space = env.action_space
     env.close()
-    differ = f"it plays {game}, with {space} of actions; {env_id} has {envs.single_action_space}"
-    require(space == envs.single_action_space, f"{flag}: {differ}")
+    differ = f"{differ}: {space} of actions instead of {envs.single_action_space}"
+    require(space == envs.single_action_space, differ)
     return teacher
+
+
+def find_teacher(args: Any, scripts: list[str]) -> tuple[Path, str]:
+    """The teacher's file, and the flag that names it; by default the original's on the hub."""
+    if args.teacher_model is not None:
+        path, flag = Path(args.teacher_model), f"--teacher-model {args.teacher_model}"
+        require(path.is_file(), f"{flag}: no such file")
+        return path, flag
+    name = args.teacher_model_exp_name
+    default = hub.repository_name({"env_id": args.env_id, "exp_name": name, "seed": 1}, "cleanrl")
+    repository = args.teacher_policy_hf_repo or default
+    try:
+        with unsaid():
+            path = hub.download_model(repository, name)
+    except BadInput as error:
+        train = f"python cleanrl/{scripts[0]}.py --env-id {args.env_id} --save-model"
+        hint = f"train a teacher ({train}) and name it with --teacher-model FILE"
+        raise BadInput(f"{error.message}; {hint}") from None
+    return path, f"--teacher-policy-hf-repo {repository}"
+
+
+def game_of(env_id: str) -> str:
+    """The game of an id: Breakout, of BreakoutNoFrameskip-v4 and of ALE/Breakout-v5."""
+    return re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", env_id.removeprefix("ALE/"))
 
 
 def import_script(name: str, path: str | Path | None = None) -> ModuleType:
