@@ -169,11 +169,13 @@ def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 
 def untrained_teacher(name: str, env_id: str) -> None:
-    """A model of dqn_atari or dqn_atari_jax, as the file teacher.cleanrl_model."""
+    """A model of dqn_atari or dqn_atari_jax, always the same, as teacher.cleanrl_model."""
     import gymnasium as gym
+    import torch
 
     from cleanrl_utils.running.evaluation import import_script, save_model
 
+    torch.manual_seed(0)
     module = import_script(name)
     args = module.Args(env_id=env_id, exp_name=name)
     envs = gym.vector.SyncVectorEnv([module.make_env(env_id, 1, 0, False, "")])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, Killed
 
 from cleanrl_utils import results
 from cleanrl_utils.errors import BadInput
@@ -80,9 +80,9 @@ BAD_INPUT = {
     "--num-envs 1.5": ["--num-envs", "1.5", "whole number"],
     "--learning-rate x": ["--learning-rate", "x"],
     "--learning-rate nan": ["--learning-rate", "nan"],
-    "--learning-rate -1": ["--learning-rate", "negative"],
+    "--learning-rate -1": ["--learning-rate", "at least 0"],
     "--gamma 2": ["--gamma", "from 0 to 1"],
-    "--clip-coef -0.1": ["--clip-coef", "negative"],
+    "--clip-coef -0.1": ["--clip-coef", "at least 0"],
     "--exp-name a/b": ["--exp-name", "/"],
     "--runs-dir some_file": ["--runs-dir some_file"],
     "--resume nowhere": ["--resume nowhere"],
@@ -263,11 +263,12 @@ def test_resume_refuses_changed_settings_and_finished_runs(train, capfd) -> None
 
 
 @pytest.mark.parametrize("script", ["ppo", "ppo_jax"])  # the second logs in another thread
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(script, train) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(script: str, train, capfd) -> None:
     flags = "--total-timesteps 4096 --num-steps 64 --learning-rate 1e30 --no-anneal-lr"
     with pytest.raises(SystemExit) as stop:
         train(script, flags)
-    assert "losses/" in str(stop.value) and "at step" in str(stop.value)
+    line = capfd.readouterr().err.strip().splitlines()[-1]
+    assert stop.value.code == 1 and line.startswith("error: losses/") and "at step" in line
 
 
 def test_two_runs_in_one_second_have_their_own_folders(train, monkeypatch) -> None:
@@ -437,9 +438,10 @@ def test_killed_before_its_first_checkpoint_it_has_one_curve(train, monkeypatch)
     def killed(run: Run, metrics: Any, step: int) -> None:
         log(run, metrics, step)
         if step == 2048:
-            raise KeyboardInterrupt
+            run._close()
+            raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Run, "log", killed)
         train("ppo", flags)
     (folder,) = Path("runs").iterdir()

@@ -11,7 +11,8 @@ from cleanrl_utils.running.logs import Logs
 DEFAULT_CHECKPOINTS = 10
 STEPS_BETWEEN_RESTARTS = 50_000  # of each environment, where a checkpoint restarts them
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
-NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams"}  # may hold what environments give
+# state that may hold what environments give, or NaN where there is nothing yet
+NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams", "recent_returns"}
 NOTHING_BEFORE: dict[str, Any] = {
     "seconds": 0.0,
     "csv_bytes": None,
