@@ -126,6 +126,8 @@ class Run:
         if not self.args.resume and self.writes:
             self._write_record()
         self._open(before)
+        if hasattr(state.get("envs"), "stop"):  # for an environment that fails
+            state["envs"].stop = self._stop
         what = f"resumes at step {before['step']:,}" if start else "starts"
         self.say(f"{self.name} {what} on {machine.describe_device(self.device)}")
         if unset and size > LARGEST_BY_DEFAULT:
@@ -465,10 +467,14 @@ class Run:
                 self.folder / folder.CHECKPOINT,
                 state,
                 about | self._about(),
-                must_be_finite=set(state) - NOT_PARAMETERS,
+                must_be_finite={name for name in state if self._has_parameters(name)},
             )
         if not finite:
             self._stop(f"parameters are not finite at step {self._step:,}")
+
+    def _has_parameters(self, name: str) -> bool:
+        """Not in arrays of the loop itself: NaN may stand for an episode that has not ended yet."""
+        return name not in NOT_PARAMETERS and not isinstance(self.state.get(name), np.ndarray)
 
     def _continue(self) -> tuple[int, dict[str, Any]]:
         """Restore the state from the last checkpoint; where to start, and what was before."""
