@@ -109,6 +109,8 @@ class Run(Checkpoints):
         if not self.args.resume and self.writes:
             self._write_record()
         self._open(before)
+        if hasattr(state.get("envs"), "stop"):  # for an environment that fails
+            state["envs"].stop = self._stop
         what = f"resumes at step {before['step']:,}" if start else "starts"
         self.say(f"{self.name} {what} on {machine.describe_device(self.device)}")
         if unset and size > LARGEST_BY_DEFAULT:
