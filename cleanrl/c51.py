@@ -130,7 +130,10 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     """Project a distribution with `probs` at `returns`, both (batch, atoms), onto the atoms: each
     probability is split between the two atoms around its return, in proportion to nearness."""
     last = len(atoms) - 1
-    position = ((returns - atoms[0]) / (atoms[1] - atoms[0])).clamp(0, last)
+    spacing = (atoms[-1] - atoms[0]) / last
+    position = ((returns - atoms[0]) / spacing).clamp(0, last)
+    nearest = position.round()  # rounding errors must not move mass away from an atom that is met
+    position = torch.where(abs(position - nearest) < 1e-4, nearest, position)
     below = position.floor()
     share_above = position - below
     lower = below.long()

@@ -168,7 +168,10 @@ def project(probs: Array, returns: Array, atoms: Array) -> Array:
     """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
     each probability is shared by the two atoms around its return, the nearer one gets more."""
     last = len(atoms) - 1
-    position = ((returns - atoms[0]) / (atoms[1] - atoms[0])).clip(0, last)
+    spacing = (atoms[-1] - atoms[0]) / last
+    position = ((returns - atoms[0]) / spacing).clip(0, last)
+    nearest = position.round()  # rounding errors must not move mass away from an atom that is met
+    position = jnp.where(abs(position - nearest) < 1e-4, nearest, position)
     rows, below = jnp.arange(len(probs))[:, None], jnp.floor(position).astype(int)
     share = position - below  # of the atom above
     projected = jnp.zeros_like(probs).at[rows, below].add(probs * (1 - share))

@@ -69,7 +69,7 @@ class Args(TorchArgs):
     beta_clone: NonNegative = 1.0
     """coefficient of the behavioural cloning loss in the auxiliary phase"""
     num_aux_rollouts: Count = 4
-    """number of single-environment rollouts per minibatch of the auxiliary phase"""
+    """number of single-environment rollouts per minibatch of the auxiliary phase, at most all"""
     n_aux_grad_accum: Count = 1
     """number of minibatches per gradient step of the auxiliary phase (gradient accumulation)"""
 
@@ -82,6 +82,7 @@ class Args(TorchArgs):
         self.num_phases = self.total_timesteps // (self.batch_size * self.n_iteration)
         self.num_iterations = self.num_phases * self.n_iteration
         self.num_rollouts = self.num_envs * self.n_iteration  # of single environments, in a phase
+        self.num_aux_rollouts = min(self.num_aux_rollouts, self.num_rollouts)  # no more than it has
         self.aux_minibatch_size = self.num_aux_rollouts * self.n_aux_grad_accum
         batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
         divides = self.batch_size % self.num_minibatches == 0

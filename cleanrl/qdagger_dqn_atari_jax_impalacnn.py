@@ -65,7 +65,8 @@ class Args(RunArgs):
     teacher_model: str | None = None
     """model file of the teacher, trained with dqn_atari_jax.py or this script"""
     teacher_policy_hf_repo: str | None = None
-    """repository of the teacher on the Hugging Face hub, as entity/name"""
+    """repository of the teacher on the Hugging Face hub, as entity/name; unset, and no
+    --teacher-model: cleanrl/ENV_ID-EXP_NAME-seed1"""
     teacher_model_exp_name: str = "dqn_atari_jax"
     """experiment name of the teacher on the Hugging Face hub"""
     teacher_eval_episodes: Count = 10
@@ -93,8 +94,8 @@ class Args(RunArgs):
         data = self.teacher_iterations > 0 or self.offline_steps == 0
         require(data, "--offline-steps needs --teacher-steps of at least --num-envs to learn from")
         require(self.temperature > 0, "--temperature must be greater than 0")
-        one = (self.teacher_model is None) != (self.teacher_policy_hf_repo is None)
-        require(one, "name one teacher: --teacher-model FILE or --teacher-policy-hf-repo NAME")
+        two = self.teacher_model is not None and self.teacher_policy_hf_repo is not None
+        require(not two, "name one teacher: --teacher-model FILE or --teacher-policy-hf-repo NAME")
         enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
@@ -301,7 +302,7 @@ if __name__ == "__main__":
 
     teacher = learner.teacher_packing.pack(learner.teacher.params)
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing, teacher=teacher)
-    known = dict(rng=rng, teacher_return=teacher_return, returns=returns)
+    known = dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, **state, **known, envs=envs)
     obs, ended = envs.obs, envs.ended

@@ -96,6 +96,16 @@ class TensorBoardWriter:
 
         self.add(summary=text_pb(f"{tag}/text_summary", text))
 
+    def hyperparameters(self, args: Mapping[str, Any]) -> None:
+        """Fill the plugin that compares runs by their settings."""
+        from tensorboard.plugins.hparams import summary_v2
+
+        plain = {name: x for name, x in args.items() if isinstance(x, bool | int | float | str)}
+        metrics = [summary_v2.Metric(tag) for tag in ("charts/episodic_return", "charts/SPS")]
+        parameters = [summary_v2.HParam(name) for name in plain]
+        self.add(summary=summary_v2.hparams_config_pb(parameters, metrics))
+        self.add(summary=summary_v2.hparams_pb(plain))
+
     def close(self) -> None:
         self.file.close()
 
@@ -224,6 +234,7 @@ def open_writers(args: Any, name: str, folder: Path, record: dict, step: int) ->
         board = TensorBoardWriter(folder, purge_step=step + 1 if args.resume else None)
         rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())
         board.text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
+        board.hyperparameters(record["args"])
         return [board] + ([WandbWriter(args, name, folder, record["args"])] if args.track else [])
 
 
