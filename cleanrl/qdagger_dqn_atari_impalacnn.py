@@ -267,7 +267,7 @@ if __name__ == "__main__":
 
     state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
     state |= dict(teacher=teacher, memory=memory, losses=losses, distill_coeff=distill_coeff)
-    state |= dict(rng=rng, teacher_return=teacher_return, returns=returns)
+    state |= dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
     start = run.resume(args.num_turns, **state, envs=envs)
     obs, ended = envs.obs, envs.ended

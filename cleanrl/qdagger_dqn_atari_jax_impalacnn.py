@@ -305,7 +305,7 @@ if __name__ == "__main__":
 
     teacher = learner.teacher_packing.pack(learner.teacher.params)
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing, teacher=teacher)
-    known = dict(rng=rng, teacher_return=teacher_return, returns=returns)
+    known = dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
     start = run.resume(args.num_turns, **state, **known, envs=envs)
     obs, ended = envs.obs, envs.ended

@@ -10,12 +10,12 @@ on from their checkpoints. A run that fails for good makes the exit status 1 and
 import os
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from cleanrl_utils.analysis.stats import mean_and_std
 from cleanrl_utils.errors import require
 from cleanrl_utils.launching import jobs
 from cleanrl_utils.launching.jobs import Command, Job
@@ -88,18 +88,27 @@ def skip_finished(all_jobs: list[Job], fresh: bool) -> list[Job]:
 
 def report(all_jobs: list[Job], failed: list[Job]) -> int:
     """Scores per environment, then the names of what failed; returns the exit status."""
-    scores: dict[str, list[float]] = {}
+    summaries: dict[str, list[dict[str, Any]]] = {}
     for job in all_jobs:
-        if job.finished and "episodic_return" in (about := job.summary()):
-            scores.setdefault(job.name.rpartition("__")[0], []).append(about["episodic_return"])
-    for name, values in scores.items():
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        count = f"{len(values)} seed{'s' * (len(values) > 1)}"
-        print(f"{name}: return {statistics.mean(values):.1f}{spread} over {count}")
+        if job.finished and (summary := job.summary()):
+            summaries.setdefault(job.name.rpartition("__")[0], []).append(summary)
+    for name, found in summaries.items():
+        print(f"{name}: {describe_scores(found)}")
     if failed:
         names = ", ".join(job.name for job in sorted(failed, key=lambda job: job.number))
         print(f"error: {len(failed)} of {len(all_jobs)} runs failed: {names}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def describe_scores(summaries: list[dict[str, Any]]) -> str:
+    """Mean ± sample standard deviation over seeds; says how many runs finished no episode."""
+    values = [summary["episodic_return"] for summary in summaries if "episodic_return" in summary]
+    silent = len(summaries) - len(values)
+    if not values:
+        return "no finished episode"
+    over = f"{len(values)} seed{'s' * (len(values) > 1)}"
+    missing = f" ({silent} of {len(summaries)} finished no episode)" if silent else ""
+    return f"return {mean_and_std(values, 1)} over {over}{missing}"
 
 
 def number_of(index: str, args: BenchmarkArgs) -> int:

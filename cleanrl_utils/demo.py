@@ -27,7 +27,7 @@ def main() -> None:
     runs_dir = Command(shlex.join(command)).value("--runs-dir", "runs")
     run = [run for run in results.find_runs(runs_dir) if run.finished][-1]
     print()
-    enjoy(EnjoyArgs(run=str(run.folder), capture_video=True))
+    enjoy(EnjoyArgs(run=str(run.folder), runs_dir=runs_dir, capture_video=True))
     picture = results.plot(run, run.folder / "curve.png")
     videos = sorted(Path(f"videos/{run.folder.name}-enjoy").glob("*.mp4"))
     print(

@@ -13,10 +13,10 @@ say so with --trust-remote-code.
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tyro
 
 from cleanrl_utils.errors import BadInput, require, unsaid
@@ -156,18 +156,25 @@ def enjoy(args: EnjoyArgs) -> list[float]:
         path, script, env_id=env_id, exp_name=args.exp_name
     )
     policy = evaluation.as_policy(agent, greedy=args.greedy)
-    name = f"{path.parent.name}-enjoy"
-    seed, video = args.seed, args.capture_video
+    films = f"videos/{path.parent.name}-enjoy"
     epsilon = 0.0 if args.greedy else getattr(settings, "end_e", 0.0)
+    make_env = partial(module.make_env, **settings.env_settings)
     print(f"{path}: {settings.env_id}, {args.eval_episodes} episodes")
     returns = evaluation.play(
-        policy, module.make_env, settings.env_id, args.eval_episodes, seed, video, name, epsilon
+        policy,
+        make_env,
+        settings.env_id,
+        args.eval_episodes,
+        args.seed,
+        args.capture_video,
+        films,
+        epsilon,
     )
     for episode, value in enumerate(returns):
         print(f"eval_episode={episode}, episodic_return={value:g}")
-    print(f"mean return {np.mean(returns):.2f} ± {np.std(returns):.2f}")
-    if video:
-        print(f"video: videos/{name}")
+    print(evaluation.describe(returns))
+    if args.capture_video:
+        print(f"video: {films}")
     return returns
 
 

@@ -109,6 +109,7 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
     args, settings = record["args"], shared_settings(record)
     env_id, exp_name, seed = args["env_id"], args["exp_name"], args["seed"]
     value, measured = score(run)
+    mean, deviation = value.split(" +/- ")
     reached = EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", value)
     reached.task_name, reached.metric_name = "reinforcement-learning", "mean_reward"
     tags = [
@@ -135,7 +136,7 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
 
 An agent trained by CleanRL's `{made_by}`, seed {seed}.
 
-Return: **{value.replace("+/-", "±")}** ({measured}).
+Return: **{mean}** (standard deviation {deviation}; {measured}).
 
 ![Return while it was trained](curve.png)
 {film}

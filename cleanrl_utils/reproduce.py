@@ -133,7 +133,7 @@ def flags(args: dict[str, Any]) -> list[str]:
     """Every setting as a flag."""
     words = []
     for name, value in args.items():
-        if name in PER_RUN or value == "":
+        if name in PER_RUN or value in ("", []):
             continue
         flag = "--" + name.replace("_", "-")
         words += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]

@@ -105,7 +105,7 @@ def test_the_documented_command_runs_as_typed(tmp_path: Path) -> None:
     assert "tracked offline" in done.stdout
     (run,) = finished_runs(tmp_path)
     assert list(run.glob("wandb/offline-run-*")), "no offline W&B files"
-    assert list(tmp_path.glob("videos/*/*.mp4")), "no video"
+    assert list(run.glob("videos/**/*.mp4")), "no video"
 
 
 def test_workers_0_prints_the_commands_seed_by_seed(capsys: pytest.CaptureFixture) -> None:
@@ -572,3 +572,13 @@ def test_the_number_of_a_run_comes_from_the_scheduler(monkeypatch: pytest.Monkey
     assert benchmark.number_of("slurm", args) == 7
     assert benchmark.number_of("aws-batch", args) == 5
     assert benchmark.number_of("4", args) == 4
+
+
+def test_runs_without_a_finished_episode_are_named() -> None:
+    known = [{"episodic_return": 10.0}, {"episodic_return": 30.0}]
+    assert benchmark.describe_scores(known) == "return 20.0 ± 14.1 over 2 seeds"
+    assert benchmark.describe_scores(known[:1]) == "return 10.0 over 1 seed"
+    some = benchmark.describe_scores([*known, {"step": 100}])
+    assert some == "return 20.0 ± 14.1 over 2 seeds (1 of 3 finished no episode)"
+    assert benchmark.describe_scores([{"step": 100}]) == "no finished episode"
+    assert local.describe_result({"step": 100, "seconds": 2.0}).endswith(", no finished episode")

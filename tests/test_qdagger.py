@@ -10,14 +10,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import Finished
+from conftest import Finished, Killed
+from episodes import FRAMES, Episodes, everything, pictures
 from gymnasium.spaces import Box, Discrete
-from hub import Hub
+from hub import Hub, command
 from probes import see_each_picture_once
 from table import untrained_teacher
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_huggingface import command
-from test_scripts import Killed
 from torch import nn
 
 from cleanrl import dqn_atari
@@ -27,7 +26,6 @@ from cleanrl_utils.replay.buffers import FrameReplayBuffer
 from cleanrl_utils.running import checkpoint
 from cleanrl_utils.running.evaluation import load_teacher, save_model
 from cleanrl_utils.running.metrics import Progress
-from cleanrl_utils.running.run import Run
 
 pytest.importorskip("cv2")
 NAME, JAX_NAME = "qdagger_dqn_atari_impalacnn", "qdagger_dqn_atari_jax_impalacnn"
@@ -156,8 +154,8 @@ def to_flax(network: nn.Module, arrays: list[torch.Tensor]) -> dict[str, Any]:
 def test_loss_and_gradient_in_jax_are_those_of_torch() -> None:
     jax = pytest.importorskip("jax")
     pytest.importorskip("flax")
-    from test_jax_dqn import PIXELS as envs
-    from test_jax_dqn import make_batch
+    from batches import PIXELS as envs
+    from batches import make_batch
 
     from cleanrl import dqn_atari_jax
     from cleanrl import qdagger_dqn_atari_jax_impalacnn as twin
@@ -207,7 +205,6 @@ def test_loss_and_gradient_in_jax_are_those_of_torch() -> None:
 
 
 def test_a_cleared_memory_is_as_good_as_new() -> None:
-    from test_buffers import FRAMES, Episodes, everything, pictures
 
     used, fresh = (FrameReplayBuffer(30, FRAMES, Discrete(5), 2) for _ in range(2))
     episodes = Episodes(2)
@@ -419,7 +416,9 @@ def test_each_phase_has_its_steps_and_its_tags(num_envs: int, train: Callable, m
 
 
 @pytest.mark.parametrize("name", [NAME, JAX_NAME])
-def test_every_phase_resumes_exactly(name: str, train: Callable, monkeypatch) -> None:
+def test_every_phase_resumes_exactly(
+    name: str, train: Callable, die_at: Callable, monkeypatch
+) -> None:
     """Killed and resumed in each phase, and just where the second and the third begin."""
     teacher = "dqn_atari"
     if name == JAX_NAME:
@@ -434,18 +433,10 @@ def test_every_phase_resumes_exactly(name: str, train: Callable, monkeypatch) ->
     flags += " --learning-starts 4 --train-frequency 8 --batch-size 2 --buffer-size 40"
     flags += " --target-network-frequency 5 --checkpoints 13 --save-model --eval-episodes 1"
     whole = train(name, flags, "whole")
-    boundary, deaths = Run.boundary, [7, 13, 19, 25, 43]
+    deaths = [7, 13, 19, 25, 43]
     if name == JAX_NAME:  # which takes longer to start; tests/test_scripts.py has it die offline
         deaths = [7, 43]
-
-    def dies(run: Run, iteration: int, **state: Any) -> bool:
-        if deaths and iteration == deaths[0]:
-            deaths.pop(0)
-            run._close()
-            raise Killed
-        return boundary(run, iteration, **state)
-
-    monkeypatch.setattr(Run, "boundary", dies)
+    die_at(deaths)
     with pytest.raises(Killed):
         train(name, flags, "killed")
     (record,) = Path("killed").rglob("run.json")

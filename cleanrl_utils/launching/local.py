@@ -314,8 +314,9 @@ def settle(attempt: Attempt, failures: dict[str, int], args: LaunchArgs, board: 
 
 def describe_result(summary: dict[str, Any]) -> str:
     took = f" in {clock(summary['seconds'])}" if "seconds" in summary else ""
-    score = f", return {summary['episodic_return']:.1f}" if "episodic_return" in summary else ""
-    return took + score
+    if "episodic_return" in summary:
+        return f"{took}, return {summary['episodic_return']:.1f}"
+    return f"{took}, no finished episode" if summary else took
 
 
 def describe_status(status: int | None) -> str:

@@ -69,10 +69,13 @@ def load_model(
     args = restore_settings(module.Args, stored, str(path))
     cls = find_class(module, about["class"], path)
     try:
-        make_env = partial(module.make_env, **args.env_settings)
-        envs = gym.vector.SyncVectorEnv([make_env(args.env_id, args.seed, 0, False, "")])
-        agent = build(cls, envs, args)
-        envs.close()
+        with unsaid():
+            make_env = partial(module.make_env, **args.env_settings)
+            envs = gym.vector.SyncVectorEnv([make_env(args.env_id, args.seed, 0, False, "")])
+            agent = build(cls, envs, args)
+            envs.close()
+    except BadInput as error:
+        raise BadInput(f"{path}: {error.message}") from None
     except Exception as error:
         if script is not None:  # the user's own code: it needs its traceback
             raise

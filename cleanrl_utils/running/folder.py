@@ -122,7 +122,10 @@ def lock(folder: Path) -> int | None:
     """Claim the folder for this process: a run is trained by one process at a time."""
     if fcntl is None:
         return None
-    handle = os.open(folder, os.O_RDONLY)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be opened ({error.strerror})") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -176,9 +179,14 @@ def read_record(folder: str | Path, flag: str = "") -> dict[str, Any]:
 
 
 def find_records(where: str | Path) -> list[tuple[Path, dict[str, Any]]]:
-    """(folder, record) of every run at or below a folder, oldest first."""
+    """(folder, record) of every run at or below a folder, oldest first.
+
+    Folders below it whose names begin with a dot, such as those of the tuner's trials, are skipped.
+    """
     found = []
     for path in Path(where).rglob(RECORD):
+        if any(part.startswith(".") for part in path.relative_to(where).parts):
+            continue
         record = read_json(path)
         require(record is not None, f"{path}: not readable as JSON")
         if is_record(record):

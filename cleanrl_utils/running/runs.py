@@ -139,7 +139,9 @@ class Runs(Run):
         super().finish(first)
         if self.siblings:
             last = [np.mean(run._progress.returns) for run in self.all if run._progress.returns]
-            self.say(f"return of {len(last)} agents: {np.mean(last):.2f} ± {np.std(last):.2f}")
+            spread = f" ± {np.std(last, ddof=1):.2f}" if len(last) > 1 else ""
+            mean = f"{np.mean(last):.2f}{spread}" if last else "no finished episode"
+            self.say(f"return over {len(last)} of {len(self.all)} seeds: {mean}")
 
     def _write_segment(self, *segment: Any) -> None:
         metrics, returns, lengths, step = jax.device_get(segment)
