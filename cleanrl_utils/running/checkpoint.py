@@ -9,9 +9,11 @@ in a single rename, so a crash leaves either the old one or the new one.
     agent.load_state_dict(state["agent"])
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -51,6 +53,10 @@ def save(
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except SafetensorError as error:  # a full disk, most often
+        number = re.search(r"os error (\d+)", str(error))
+        reason = os.strerror(int(number[1])) if number else str(error)
+        raise OSError(errno.EIO, reason, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
     if os.name == "posix":  # the rename itself must survive a power cut, too
