@@ -21,7 +21,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class Run(Checkpoints):
         self.state = state
         start, before = 0, NOTHING_BEFORE
         if self.args.resume:
-            with self._writing():
+            with self._writing(), self._unlocked_if_refused():
                 start, before = self._continue()
         size = checkpoint.nbytes(state)
         unset = self.args.checkpoints is None
@@ -216,6 +216,16 @@ class Run(Checkpoints):
         if self.make_env and (args.save_model or args.capture_video or args.eval_frequency):
             with rng.preserved():
                 self.make_env(args.env_id, args.seed, 1, False, self.videos)().close()
+
+    @contextlib.contextmanager
+    def _unlocked_if_refused(self) -> Iterator[None]:
+        """A run that is not resumed after all is free for another attempt in this process."""
+        try:
+            yield
+        except BadInput:
+            folder.unlock(self._lock)
+            self._lock = None
+            raise
 
     def _note_what_is_in_vain(self) -> None:
         """Settings that short trial runs use on purpose, and others by mistake."""
