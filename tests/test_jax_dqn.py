@@ -73,7 +73,7 @@ def test_loss_and_gradient_are_those_of_torch(
         target_network=learner.packing.pack(to_flax(target, list(target.parameters())))
     )
     grads, found = jax.jit(jax.grad(learner.get_loss, has_aux=True))(params, train, batch)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(found, torch.stack(list(wanted.values())), rtol=1e-5)
     gradients: list[Any] = [x.grad for x in network.parameters()]
 
     def check(a: Any, b: Any) -> None:  # within 1e-5 of the largest number of each array
