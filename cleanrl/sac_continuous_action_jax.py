@@ -18,16 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.training.train_state import TrainState
 from jax import Array, random
 
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.replay.buffers_jax import Batch, Batches, ReplayMemory
+from cleanrl_utils.replay.buffers_jax import Batch, ReplayMemory
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
-from cleanrl_utils.speed.jax_acting import in_numpy
-from cleanrl_utils.speed.jax_learning import BackgroundTraining
-from cleanrl_utils.speed.jax_tools import Model, Params
+from cleanrl_utils.speed.jax_acting import NumpyModel
+from cleanrl_utils.speed.jax_learning import BackgroundTraining, steps_per_iteration
+from cleanrl_utils.speed.jax_tools import Params
 
 
 @dataclass
@@ -66,17 +67,10 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.iteration_steps = self.learn_every * self.num_envs
+        frequencies = "policy-frequency", "target-network-frequency"
+        self.iteration_steps = steps_per_iteration(self, *frequencies)
         self.num_iterations = self.total_timesteps // self.iteration_steps
         self.log_every = max(100 // self.iteration_steps, 1)  # iterations
-        least = f"at least --learn-every x --num-envs = {self.iteration_steps}"
-        require(self.num_iterations > 0, f"--total-timesteps must be {least}")
-        require(self.learning_starts >= self.iteration_steps, f"--learning-starts must be {least}")
-        require(self.buffer_size >= self.iteration_steps, f"--buffer-size must be {least}")
-        for frequency in (self.policy_frequency, self.target_network_frequency):
-            fits = self.iteration_steps % frequency == 0 or frequency % self.iteration_steps == 0
-            what = f"{self.iteration_steps} (--learn-every x --num-envs), or be a multiple of it"
-            require(fits, f"--policy-frequency and --target-network-frequency must divide {what}")
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
 
 
@@ -164,44 +158,34 @@ class Critic(nn.Module):
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
-class Agent(Model):
-    """What model files hold and evaluations play: the actor with its parameters."""
-
-    def __init__(self, actor: Actor, params: Params):
-        super().__init__(params)
-        self.actor = actor
-        self.actions = in_numpy(partial(actor.apply, method="act"))
+class Agent(NumpyModel):
+    """What model files hold and evaluations play: an actor, computed by NumPy."""
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
         space = envs.single_action_space
-        return cls(Actor(tuple(space.low.tolist()), tuple(space.high.tolist())), {})
+        return cls(Actor(tuple(space.low.tolist()), tuple(space.high.tolist())))
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        shape = len(obs), len(self.actor.low)
+        shape = len(obs), len(self.network.low)
         noise = np.zeros(shape) if greedy else np.random.standard_normal(shape)
-        return self.actions(self.params, obs.astype(np.float32), noise)
+        return self.compute("act", obs, noise)
+
+
+# same as ddpg_continuous_action_jax.py
+def train_state(params: Any, learning_rate: float) -> TrainState:
+    """Parameters and their optimiser."""
+    return TrainState.create(apply_fn=None, params=params, tx=optax.adam(learning_rate))
 
 
 class State(NamedTuple):
     """Everything that learning changes."""
 
-    policy: Params  # actor, and the logarithm of the temperature
-    critics: Params
+    actor: TrainState
+    temperature: TrainState
+    critics: TrainState
     target_critics: Params
-    policy_moments: Any  # of Adam
-    q_moments: Any
     key: Array
-
-
-# same as ddpg_continuous_action_jax.py
-def gradient_step(
-    loss: Callable, optimizer: Any, params: Params, moments: Any, *rest: Any
-) -> tuple:
-    """Parameters and moments after one step down loss(params, *rest), and the metrics of it."""
-    grads, metrics = jax.grad(loss, has_aux=True)(params, *rest)
-    updates, moments = optimizer.update(grads, moments)
-    return optax.apply_updates(params, updates), moments, metrics
 
 
 class Learner:
@@ -209,46 +193,45 @@ class Learner:
 
     def __init__(self, args: Args, envs: gym.vector.VectorEnv):
         self.args = args
-        self.envs = envs
-        self.actor: Any = Agent.from_args(envs, args).actor
+        self.obs_shape = envs.single_observation_space.shape
+        self.actor: Any = Agent.from_args(envs, args).network
         self.critics: Any = Critics()
-        self.q_adam = optax.adam(args.q_lr)
-        alpha_adam = optax.adam(args.q_lr if args.autotune else 0.0)
-        each = {"actor": optax.adam(args.policy_lr), "log_alpha": alpha_adam}
-        self.policy_adam = optax.multi_transform(each, {name: name for name in each})
+        self.sample = partial(self.actor.apply, method="sample")
 
     def init(self) -> State:
         key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
-        obs = np.zeros((1, *self.envs.single_observation_space.shape), np.float32)
-        actions = np.zeros((1, len(self.actor.low)), np.float32)
-        log_alpha = 0.0 if self.args.autotune else math.log(self.args.alpha)
-        policy = {"actor": self.actor.init(actor_key, obs), "log_alpha": jnp.float32(log_alpha)}
+        obs, actions = np.zeros((1, *self.obs_shape)), np.zeros((1, len(self.actor.low)))
+        actor = self.actor.init(actor_key, obs)
         critics = self.critics.init(critics_key, obs, actions)
-        moments = self.policy_adam.init(policy), self.q_adam.init(critics)
-        return State(policy, critics, critics, *moments, key)
-
-    def actor_params(self, state: State) -> Params:
-        return state.policy["actor"]
+        log_alpha = 0.0 if self.args.autotune else math.log(self.args.alpha)
+        alpha_lr = self.args.q_lr if self.args.autotune else 0.0
+        return State(
+            actor=train_state(actor, self.args.policy_lr),
+            temperature=train_state({"log_alpha": jnp.float32(log_alpha)}, alpha_lr),
+            critics=train_state(critics, self.args.q_lr),
+            target_critics=critics,
+            key=key,
+        )
 
     def q_loss(self, critics: Params, state: State, batch: Batch, noise: Array) -> tuple:
         """Summed loss of both critics, and metrics."""
         # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        sample = partial(self.actor.apply, state.policy["actor"], method="sample")
-        next_actions, next_logprob = sample(batch.next_obs, noise)
+        next_actions, next_logprob = self.sample(state.actor.params, batch.next_obs, noise)
         next_q = self.critics.apply(state.target_critics, batch.next_obs, next_actions).min(0)
-        next_value = next_q - jnp.exp(state.policy["log_alpha"]) * next_logprob
+        next_value = next_q - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
         targets = batch.rewards + self.args.gamma * (1 - batch.terminated) * next_value
         q = self.critics.apply(critics, batch.obs, batch.actions)
         values, losses = q.mean(1), jnp.square(q - targets).mean(1)
         metrics = {"qf1_values": values[0], "qf2_values": values[1], "qf1_loss": losses[0]}
         return losses.sum(), metrics | {"qf2_loss": losses[1], "qf_loss": losses.mean()}
 
-    def policy_loss(self, policy: Params, state: State, batch: Batch, noise: Array) -> tuple:
+    def policy_loss(
+        self, actor: Params, temperature: Params, state: State, batch: Batch, noise: Array
+    ) -> tuple:
         """Loss of the actor and the temperature, each with the other one fixed, and metrics."""
-        alpha = jnp.exp(policy["log_alpha"])
-        sample = partial(self.actor.apply, policy["actor"], method="sample")
-        new_actions, logprob = sample(batch.obs, noise)
-        q = self.critics.apply(state.critics, batch.obs, new_actions).min(0)
+        alpha = jnp.exp(temperature["log_alpha"])
+        new_actions, logprob = self.sample(actor, batch.obs, noise)
+        q = self.critics.apply(state.critics.params, batch.obs, new_actions).min(0)
         actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
         target_entropy = -len(self.actor.low)  # -1 per dimension
         alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
@@ -256,27 +239,28 @@ class Learner:
         return actor_loss + alpha_loss, metrics
 
     def update(
-        self, state: State, batches: Batches, noise: Array, policy: bool = True, target: bool = True
-    ) -> tuple[State, dict[str, Array]]:
-        """The update of one environment step, and metrics; is the policy due, is the target?"""
+        self, state: State, batches: list, noise: Array, policy: bool = True, target: bool = True
+    ) -> tuple[State, list[dict]]:
+        """The update of one environment step, and metrics; are the policy and the target due?"""
         batch, policy_batch = batches
-        inputs = state.critics, state.q_moments, state, batch, noise[0]
-        critics, moments, metrics = gradient_step(self.q_loss, self.q_adam, *inputs)
-        state = state._replace(critics=critics, q_moments=moments)
-        if policy:
-            steps = []
-            for policy_noise in noise[
-                1:
-            ]:  # one per environment step since the policy's last update
-                inputs = state.policy, state.policy_moments, state, policy_batch, policy_noise
-                params, moments, step = gradient_step(self.policy_loss, self.policy_adam, *inputs)
-                state = state._replace(policy=params, policy_moments=moments)
-                steps.append(step)
-            metrics |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        q_gradient = jax.grad(self.q_loss, has_aux=True)
+        grads, metrics = q_gradient(state.critics.params, state, batch, noise[0])
+        state = state._replace(critics=state.critics.apply_gradients(grads=grads))
+        logged = [metrics]
+        policy_gradient = jax.grad(self.policy_loss, argnums=(0, 1), has_aux=True)
+        for step_noise in noise[1:] if policy else []:  # one per step since the last time
+            params = state.actor.params, state.temperature.params
+            grads, metrics = policy_gradient(*params, state, policy_batch, step_noise)
+            actor = state.actor.apply_gradients(grads=grads[0])
+            temperature = state.temperature.apply_gradients(grads=grads[1])
+            state = state._replace(actor=actor, temperature=temperature)
+            logged.append(metrics)
         if target:  # target = tau * network + (1 - tau) * target
-            targets = optax.incremental_update(critics, state.target_critics, self.args.tau)
-            state = state._replace(target_critics=targets)
-        return state, metrics
+            networks = state.critics.params, state.target_critics
+            state = state._replace(
+                target_critics=optax.incremental_update(*networks, self.args.tau)
+            )
+        return state, logged
 
 
 if __name__ == "__main__":
@@ -285,16 +269,16 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
-    agent, learner = Agent.from_args(envs, args), Learner(args, envs)
+    agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
-    noises = 1 + args.policy_frequency  # per update, for the critics and for each policy step
-    training = BackgroundTraining(learner, memory, args.batch_size, noises)
+    noises = 1 + args.policy_frequency  # per update: for the critics and for each policy step
+    training = BackgroundTraining(Learner(args, envs), memory, args.batch_size, noises)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    agent.params = training.state.policy["actor"]
+    agent.params = training.actor_params()
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         # Start learning in the background, from the steps before this iteration. Each environment's

@@ -7,6 +7,23 @@ from typing import Any
 import jax
 import numpy as np
 
+from cleanrl_utils.speed.jax_tools import Model, Params
+
+
+class NumpyModel(Model):
+    """A Flax network with its parameters, whose methods are computed by NumPy."""
+
+    def __init__(self, network: Any, params: Params | None = None):
+        super().__init__(params or {})
+        self.network = network
+        self._computed: dict[str, Callable] = {}
+
+    def compute(self, method: str, obs: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
+        """What the network's method returns."""
+        if method not in self._computed:
+            self._computed[method] = in_numpy(partial(self.network.apply, method=method))
+        return self._computed[method](self.params, obs.astype(np.float32), *inputs)
+
 
 def in_numpy(function: Callable) -> Callable[..., np.ndarray]:
     """The same function of (params, *inputs), computed by NumPy operation by operation.

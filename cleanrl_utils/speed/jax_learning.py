@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from cleanrl_utils.errors import require
 from cleanrl_utils.speed.jax_acting import in_numpy
 from cleanrl_utils.speed.jax_tools import Params, arrays_of, is_key, with_arrays
 
@@ -89,7 +90,8 @@ class Training:
 
         def trace(state: Any, replay: Any) -> None:
             drawn = self._draw(replay, state.key)
-            names.extend(self.learner.update(state, *drawn, *rest)[1])
+            for metrics in self.learner.update(state, *drawn, *rest)[1]:
+                names.extend(name for name in metrics if name not in names)
 
         jax.eval_shape(trace, state, self.memory.replay)
         return names
@@ -98,12 +100,14 @@ class Training:
         state = self._packing.unpack(packed)
         key, draw_key = random.split(state.key)
         drawn = self._draw(replay, draw_key)
-        state, metrics = self.learner.update(state._replace(key=key), *drawn, *rest)
-        return self._packing.pack(state), self._add(sums, metrics)
+        state, logged = self.learner.update(state._replace(key=key), *drawn, *rest)
+        return self._packing.pack(state), self._add(sums, logged)
 
-    def _add(self, sums: Array, metrics: dict[str, Array]) -> Array:
-        values = jnp.stack([metrics.get(name, jnp.zeros(())) for name in self._names])
-        counts = jnp.array([float(name in metrics) for name in self._names])
+    def _add(self, sums: Array, logged: list[dict[str, Array]]) -> Array:
+        """The sums with the metrics of one update, one dict per gradient step."""
+        found = [[metrics[name] for metrics in logged if name in metrics] for name in self._names]
+        values = jnp.stack([sum(values, jnp.zeros(())) for values in found])
+        counts = jnp.array([float(len(values)) for values in found])
         return sums + jnp.stack([values, counts])
 
 
@@ -119,7 +123,7 @@ class BackgroundTraining(Training):
     def __init__(self, learner: Any, memory: Any, batch_size: int, noises: int):
         self.noises = noises
         super().__init__(learner, memory, batch_size)
-        self._actor_packing = Packing(learner.actor_params(self.state))
+        self._actor_packing = Packing(self.state.actor.params)
         self._program = jax.jit(self._updates_packed, static_argnums=4, donate_argnums=(0, 2))
         self._thread = ThreadPoolExecutor(1)
         self._learning: Future
@@ -136,6 +140,10 @@ class BackgroundTraining(Training):
         self._packed, self._sums, self.memory.replay, actor = self._learning.result()
         return actor
 
+    def actor_params(self) -> Params:
+        """Parameters of the actor as NumPy arrays."""
+        return self.state.actor.params
+
     def _learn(self, *inputs: Any) -> tuple:
         *outputs, actor = self._program(*inputs)
         return *outputs, self._actor_packing.fetch(actor)
@@ -149,11 +157,11 @@ class BackgroundTraining(Training):
         drawn = self._draw_many(replay, draw_key, len(schedule))
 
         def update(state: Any, sums: Array, drawn: Any, *due: bool) -> tuple[Any, Array]:
-            state, metrics = self.learner.update(state, *self._gather(replay, *drawn), *due)
-            return state, self._add(sums, metrics)
+            state, logged = self.learner.update(state, *self._gather(replay, *drawn), *due)
+            return state, self._add(sums, logged)
 
         state, sums = scan_updates(update, (state._replace(key=key), sums), schedule, drawn)
-        actor = self._actor_packing.pack(self.learner.actor_params(state))
+        actor = self._actor_packing.pack(state.actor.params)
         return self._packing.pack(state), sums, replay, actor
 
     def _draw_many(self, replay: Any, key: Array, updates: int) -> tuple[Array, Array]:
@@ -172,6 +180,22 @@ class BackgroundTraining(Training):
     def _draw(self, replay: Any, key: Array) -> tuple:
         indices, noise = self._draw_many(replay, key, 1)
         return self._gather(replay, indices[0], noise[0])
+
+
+def steps_per_iteration(args: Any, *frequencies: str) -> int:
+    """Steps of all environments between two starts of a BackgroundTraining; refuses settings that
+    do not fit, and the named frequencies where each iteration would need a program of its own."""
+    steps = args.learn_every * args.num_envs
+    for flag in ("total-timesteps", "learning-starts", "buffer-size"):
+        enough = getattr(args, flag.replace("-", "_")) >= steps
+        require(enough, f"--{flag} must be at least --learn-every x --num-envs = {steps}")
+    names = " and ".join(f"--{flag}" for flag in frequencies)
+    for flag in frequencies:
+        frequency = getattr(args, flag.replace("-", "_"))
+        fits = steps % frequency == 0 or frequency % steps == 0
+        what = f"{steps} (--learn-every x --num-envs), or be a multiple of it"
+        require(fits, f"{names} must divide {what}")
+    return steps
 
 
 def scan_updates(update: Callable, carry: tuple, due: tuple, drawn: Any) -> tuple:
