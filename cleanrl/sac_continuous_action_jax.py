@@ -109,8 +109,8 @@ def mlp(x: Array, *widths: int) -> Array:
     for i, width in enumerate(widths):
         bound = x.shape[-1] ** -0.5
         uniform = partial(random.uniform, minval=-bound, maxval=bound)
-        x = nn.relu(x) if i > 0 else x
-        x = nn.Dense(width, kernel_init=uniform, bias_init=uniform)(x)
+        layer = nn.Dense(width, kernel_init=uniform, bias_init=uniform)
+        x = layer(x if i == 0 else nn.relu(x))
     return x
 
 
@@ -173,94 +173,87 @@ class Agent(NumpyModel):
 
 
 # same as ddpg_continuous_action_jax.py
-def train_state(params: Any, learning_rate: float) -> TrainState:
-    """Parameters and their optimiser."""
-    return TrainState.create(apply_fn=None, params=params, tx=optax.adam(learning_rate))
+def train_state(apply: Callable | None, params: Params, learning_rate: float) -> TrainState:
+    """A network's function and parameters, and their optimiser."""
+    return TrainState.create(apply_fn=apply, params=params, tx=optax.adam(learning_rate))
 
 
 class State(NamedTuple):
     """Everything that learning changes."""
 
     actor: TrainState
-    temperature: TrainState
     critics: TrainState
     target_critics: Params
+    temperature: TrainState
     key: Array
 
 
-class Learner:
-    """SAC as pure functions: an update is given the state and returns the next one."""
+def init(args: Args, envs: gym.vector.VectorEnv) -> State:
+    key, actor_key, critics_key = random.split(random.key(args.seed), 3)
+    obs = np.zeros(envs.observation_space.shape)
+    actor = Agent.from_args(envs, args).network
+    actor_params = actor.init(actor_key, obs)
+    critics = Critics().init(critics_key, obs, np.zeros(envs.action_space.shape))
+    temperature = {"log_alpha": jnp.float32(0.0 if args.autotune else math.log(args.alpha))}
+    alpha_lr = args.q_lr if args.autotune else 0.0
+    return State(
+        actor=train_state(actor.apply, actor_params, args.policy_lr),
+        critics=train_state(Critics().apply, critics, args.q_lr),
+        target_critics=critics,
+        temperature=train_state(None, temperature, alpha_lr),
+        key=key,
+    )
 
-    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
-        self.args = args
-        self.obs_shape = envs.single_observation_space.shape
-        self.actor: Any = Agent.from_args(envs, args).network
-        self.critics: Any = Critics()
-        self.sample = partial(self.actor.apply, method="sample")
 
-    def init(self) -> State:
-        key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
-        obs, actions = np.zeros((1, *self.obs_shape)), np.zeros((1, len(self.actor.low)))
-        actor = self.actor.init(actor_key, obs)
-        critics = self.critics.init(critics_key, obs, actions)
-        log_alpha = 0.0 if self.args.autotune else math.log(self.args.alpha)
-        alpha_lr = self.args.q_lr if self.args.autotune else 0.0
-        return State(
-            actor=train_state(actor, self.args.policy_lr),
-            temperature=train_state({"log_alpha": jnp.float32(log_alpha)}, alpha_lr),
-            critics=train_state(critics, self.args.q_lr),
-            target_critics=critics,
-            key=key,
-        )
+def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
+    """Summed loss of both critics, and metrics."""
+    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    sample = partial(state.actor.apply_fn, state.actor.params, method="sample")
+    next_actions, next_logprob = sample(batch.next_obs, noise)
+    q_values = state.critics.apply_fn
+    next_q = q_values(state.target_critics, batch.next_obs, next_actions).min(0)
+    next_value = next_q - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
+    targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
+    q = q_values(critics, batch.obs, batch.actions)
+    values, losses = q.mean(1), jnp.square(q - targets).mean(1)
+    metrics = {"qf1_values": values[0], "qf2_values": values[1], "qf1_loss": losses[0]}
+    return losses.sum(), metrics | {"qf2_loss": losses[1], "qf_loss": losses.mean()}
 
-    def q_loss(self, critics: Params, state: State, batch: Batch, noise: Array) -> tuple:
-        """Summed loss of both critics, and metrics."""
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        next_actions, next_logprob = self.sample(state.actor.params, batch.next_obs, noise)
-        next_q = self.critics.apply(state.target_critics, batch.next_obs, next_actions).min(0)
-        next_value = next_q - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
-        targets = batch.rewards + self.args.gamma * (1 - batch.terminated) * next_value
-        q = self.critics.apply(critics, batch.obs, batch.actions)
-        values, losses = q.mean(1), jnp.square(q - targets).mean(1)
-        metrics = {"qf1_values": values[0], "qf2_values": values[1], "qf1_loss": losses[0]}
-        return losses.sum(), metrics | {"qf2_loss": losses[1], "qf_loss": losses.mean()}
 
-    def policy_loss(
-        self, actor: Params, temperature: Params, state: State, batch: Batch, noise: Array
-    ) -> tuple:
-        """Loss of the actor and the temperature, each with the other one fixed, and metrics."""
-        alpha = jnp.exp(temperature["log_alpha"])
-        new_actions, logprob = self.sample(actor, batch.obs, noise)
-        q = self.critics.apply(state.critics.params, batch.obs, new_actions).min(0)
-        actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
-        target_entropy = -len(self.actor.low)  # -1 per dimension
-        alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
-        metrics = {"actor_loss": actor_loss, "alpha": alpha, "alpha_loss": alpha_loss}
-        return actor_loss + alpha_loss, metrics
+def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
+    """Loss of the actor and the temperature, each with the other one fixed, and metrics."""
+    actor, temperature = params
+    alpha = jnp.exp(temperature["log_alpha"])
+    new_actions, logprob = state.actor.apply_fn(actor, batch.obs, noise, method="sample")
+    q = state.critics.apply_fn(state.critics.params, batch.obs, new_actions).min(0)
+    actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
+    target_entropy = -batch.actions.shape[1]  # -1 per dimension
+    alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
+    metrics = {"actor_loss": actor_loss, "alpha": alpha, "alpha_loss": alpha_loss}
+    return actor_loss + alpha_loss, metrics
 
-    def update(
-        self, state: State, batches: list, noise: Array, policy: bool = True, target: bool = True
-    ) -> tuple[State, list[dict]]:
-        """The update of one environment step, and metrics; are the policy and the target due?"""
-        batch, policy_batch = batches
-        q_gradient = jax.grad(self.q_loss, has_aux=True)
-        grads, metrics = q_gradient(state.critics.params, state, batch, noise[0])
-        state = state._replace(critics=state.critics.apply_gradients(grads=grads))
-        logged = [metrics]
-        policy_gradient = jax.grad(self.policy_loss, argnums=(0, 1), has_aux=True)
-        for step_noise in noise[1:] if policy else []:  # one per step since the last time
+
+def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1, 1)) -> tuple:
+    """The update of one environment step, and the metrics of each gradient step."""
+    batch, policy_batch = batches
+    policy_due, target_due = due
+    gradient = jax.grad(q_loss, has_aux=True)
+    grads, metrics = gradient(state.critics.params, state, args, batch, noise[0])
+    state = state._replace(critics=state.critics.apply_gradients(grads=grads))
+    logged = [metrics]
+    if policy_due:
+        gradient = jax.grad(policy_loss, has_aux=True)
+        for policy_noise in noise[1:]:  # as many as the environment steps since the last time
             params = state.actor.params, state.temperature.params
-            grads, metrics = policy_gradient(*params, state, policy_batch, step_noise)
+            grads, metrics = gradient(params, state, policy_batch, policy_noise)
             actor = state.actor.apply_gradients(grads=grads[0])
             temperature = state.temperature.apply_gradients(grads=grads[1])
             state = state._replace(actor=actor, temperature=temperature)
             logged.append(metrics)
-        if target:  # target = tau * network + (1 - tau) * target
-            networks = state.critics.params, state.target_critics
-            state = state._replace(
-                target_critics=optax.incremental_update(*networks, self.args.tau)
-            )
-        return state, logged
+    if target_due:  # target = tau * network + (1 - tau) * target
+        networks = state.critics.params, state.target_critics
+        state = state._replace(target_critics=optax.incremental_update(*networks, args.tau))
+    return state, logged
 
 
 if __name__ == "__main__":
@@ -272,13 +265,14 @@ if __name__ == "__main__":
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
     noises = 1 + args.policy_frequency  # per update: for the critics and for each policy step
-    training = BackgroundTraining(Learner(args, envs), memory, args.batch_size, noises)
+    first = jax.jit(partial(init, args, envs))()
+    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, noises)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    agent.params = training.actor_params()
+    agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         # Start learning in the background, from the steps before this iteration. Each environment's

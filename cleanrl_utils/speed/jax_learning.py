@@ -24,13 +24,12 @@ from cleanrl_utils.speed.jax_tools import Params, arrays_of, is_key, with_arrays
 
 
 class Training:
-    """The state of `learner`, which has init() and update(state, batch, *rest)."""
+    """The state of learning, changed by update(state, batch, *rest)."""
 
-    def __init__(self, learner: Any, memory: Any, batch_size: int, *rest: Any):
-        self.learner = learner
+    def __init__(self, update: Callable, state: Any, memory: Any, batch_size: int, *rest: Any):
+        self._update_state = update
         self.memory = memory
         self.batch_size = batch_size
-        state = jax.jit(learner.init)()
         self._packing = Packing(state)
         self._packed = self._packing.pack(state)
         self._names = self._metric_names(state, *rest)
@@ -90,7 +89,7 @@ class Training:
 
         def trace(state: Any, replay: Any) -> None:
             drawn = self._draw(replay, state.key)
-            for metrics in self.learner.update(state, *drawn, *rest)[1]:
+            for metrics in self._update_state(state, *drawn, *rest)[1]:
                 names.extend(name for name in metrics if name not in names)
 
         jax.eval_shape(trace, state, self.memory.replay)
@@ -100,7 +99,7 @@ class Training:
         state = self._packing.unpack(packed)
         key, draw_key = random.split(state.key)
         drawn = self._draw(replay, draw_key)
-        state, logged = self.learner.update(state._replace(key=key), *drawn, *rest)
+        state, logged = self._update_state(state._replace(key=key), *drawn, *rest)
         return self._packing.pack(state), self._add(sums, logged)
 
     def _add(self, sums: Array, logged: list[dict[str, Array]]) -> Array:
@@ -114,15 +113,15 @@ class Training:
 class BackgroundTraining(Training):
     """Several updates in one program, in the background, while the loop acts.
 
-    Each update is learner.update(state, batches, noise, *due): two batches, `noises` arrays of
+    Each update is update(state, batches, noise, due): with two batches, `noises` arrays of
     standard normal noise of the shape of a batch of actions, and which optional parts are due.
     XLA launches the kernels of a GPU one by one: a thread waits for that. A GPU draws the random
     numbers of all updates in the time of one update's: they are drawn at once.
     """
 
-    def __init__(self, learner: Any, memory: Any, batch_size: int, noises: int):
+    def __init__(self, update: Callable, state: Any, memory: Any, batch_size: int, noises: int):
         self.noises = noises
-        super().__init__(learner, memory, batch_size)
+        super().__init__(update, state, memory, batch_size)
         self._actor_packing = Packing(self.state.actor.params)
         self._program = jax.jit(self._updates_packed, static_argnums=4, donate_argnums=(0, 2))
         self._thread = ThreadPoolExecutor(1)
@@ -140,10 +139,6 @@ class BackgroundTraining(Training):
         self._packed, self._sums, self.memory.replay, actor = self._learning.result()
         return actor
 
-    def actor_params(self) -> Params:
-        """Parameters of the actor as NumPy arrays."""
-        return self.state.actor.params
-
     def _learn(self, *inputs: Any) -> tuple:
         *outputs, actor = self._program(*inputs)
         return *outputs, self._actor_packing.fetch(actor)
@@ -156,8 +151,8 @@ class BackgroundTraining(Training):
         key, draw_key = random.split(state.key)
         drawn = self._draw_many(replay, draw_key, len(schedule))
 
-        def update(state: Any, sums: Array, drawn: Any, *due: bool) -> tuple[Any, Array]:
-            state, logged = self.learner.update(state, *self._gather(replay, *drawn), *due)
+        def update(state: Any, sums: Array, drawn: Any, due: tuple) -> tuple[Any, Array]:
+            state, logged = self._update_state(state, *self._gather(replay, *drawn), due)
             return state, self._add(sums, logged)
 
         state, sums = scan_updates(update, (state._replace(key=key), sums), schedule, drawn)
@@ -199,7 +194,7 @@ def steps_per_iteration(args: Any, *frequencies: str) -> int:
 
 
 def scan_updates(update: Callable, carry: tuple, due: tuple, drawn: Any) -> tuple:
-    """carry = update(*carry, drawn[i], *due[i]) for each i; `due` is known when this is compiled.
+    """carry = update(*carry, drawn[i], due[i]) for each i; `due` is known when this is compiled.
     Where `due` repeats itself it becomes a loop, whose body is compiled once."""
     begin = 0
     while begin < len(due):
@@ -209,7 +204,7 @@ def scan_updates(update: Callable, carry: tuple, due: tuple, drawn: Any) -> tupl
 
         def repeat(carry: tuple, drawn: Any, body: tuple = body) -> tuple[tuple, None]:
             for i, parts in enumerate(body):
-                carry = update(*carry, jax.tree.map(lambda x, i=i: x[i], drawn), *parts)
+                carry = update(*carry, jax.tree.map(lambda x, i=i: x[i], drawn), parts)
             return carry, None
 
         cut = lambda x: x[begin:end].reshape(times, period, *x.shape[1:])  # noqa: B023, E731
