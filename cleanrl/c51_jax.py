@@ -174,13 +174,14 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     key = random.key(args.seed)
     params = network.init(key, np.zeros(envs.observation_space.shape, np.float32))
     adam = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # as in the paper
+    adam = optax.flatten(adam)  # one vector is faster than many small arrays
     q_network = TrainState.create(apply_fn=network.apply, params=params, tx=adam)
     return State(q_network, params, random.fold_in(key, 1))
 
 
 def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Array, dict]:
     """The loss, and metrics."""
-    atoms = state.q_network.apply_fn.__self__.atoms
+    atoms = np.linspace(args.v_min, args.v_max, args.n_atoms, dtype=np.float32)
     q_network = state.q_network.apply_fn
     next_probs = nn.softmax(q_network(state.target_network, batch.next_obs))
     # not next_probs @ atoms: a GPU rounds the factors of matrices to ten bits
@@ -246,9 +247,8 @@ if __name__ == "__main__":
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(
-            iteration * args.num_envs + 1, (iteration + 1) * args.num_envs + 1
-        ):
+        first_step = iteration * args.num_envs + 1
+        for global_step in range(first_step, first_step + args.num_envs):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
                 training.update()

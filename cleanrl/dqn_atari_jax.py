@@ -227,9 +227,8 @@ if __name__ == "__main__":
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(
-            iteration * args.num_envs + 1, (iteration + 1) * args.num_envs + 1
-        ):
+        first_step = iteration * args.num_envs + 1
+        for global_step in range(first_step, first_step + args.num_envs):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
                 training.update()

@@ -117,14 +117,15 @@ class Actor(nn.Module):
     high: tuple[float, ...]
 
     @nn.compact
-    def __call__(self, obs: Array, noise: Array | float = 0.0) -> Array:
-        """Actions; noise is relative to half the action range."""
+    def __call__(self, obs: Array) -> Array:
         scale = np.subtract(self.high, self.low) / 2
         bias = np.add(self.high, self.low) / 2
-        return (jnp.tanh(mlp(obs, 256, 256, len(self.low))) + noise) * scale + bias
+        return jnp.tanh(mlp(obs, 256, 256, len(self.low))) * scale + bias
 
     def act(self, obs: Array, noise: Array) -> Array:
-        return self(obs, noise).clip(np.array(self.low), np.array(self.high))
+        """Actions with noise, which is relative to half the action range."""
+        low, high = np.array(self.low), np.array(self.high)
+        return (self(obs) + noise * (high - low) / 2).clip(low, high)
 
 
 # same as ddpg_continuous_action_jax.py
