@@ -132,7 +132,7 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
                 study_name=f"{arm}_{number}",
                 workers=args.workers,
             )
-            study = tuner.tune(args.trials, num_seeds=1)
+            study = tuner.tune(args.trials, num_seeds=1, fresh_seeds=0)
             steps = sum(trial.user_attrs["steps"] for trial in study.trials)
             rows[arm].append((steps, study.best_value))
             pruned = sum(trial.state == optuna.trial.TrialState.PRUNED for trial in study.trials)
@@ -141,11 +141,9 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
     best = {arm: [b for _, b in found] for arm, found in rows.items()}
     ratio = steps["without"] / steps["with"]
     for arm in rows:
-        spread = statistics.stdev(best[arm]) if args.studies > 1 else float("nan")
-        print(
-            f"{arm} pruning: {steps[arm]:,.0f} steps a study, best {statistics.mean(best[arm]):.3f}"
-            f" ± {spread:.3f} over {args.studies} studies"
-        )
+        spread = f" ± {statistics.stdev(best[arm]):.3f}" if args.studies > 1 else ""
+        found = f"{statistics.mean(best[arm]):.3f}{spread} over {args.studies} studies"
+        print(f"{arm} pruning: {steps[arm]:,.0f} steps a study, best {found}")
     print(f"{ratio:.2f} times fewer steps")
     worse = statistics.mean(best["without"]) - statistics.mean(best["with"])
     noise = statistics.stdev(best["without"] + best["with"]) if args.studies > 1 else 1.0

@@ -81,4 +81,4 @@ python -m cleanrl_utils.benchmark \
     --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
     --command "python cleanrl/ppo_jax.py --no-cuda" \
     --num-seeds 5 \
-    --workers 1
+    --workers "${WORKERS:-1}"

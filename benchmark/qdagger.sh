@@ -13,7 +13,7 @@ for env_id in PongNoFrameskip-v4 BeamRiderNoFrameskip-v4 BreakoutNoFrameskip-v4;
                 --command "python cleanrl/qdagger_dqn_atari${backend}_impalacnn.py --save-model --teacher-model $teacher" \
                 --num-seeds 1 \
                 --start-seed "$seed" \
-                --workers 1
+                --workers "${GPU_WORKERS:-1}"
         done
     done
 done

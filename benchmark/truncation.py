@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cleanrl_utils import results  # noqa: E402
+from cleanrl_utils.analysis.stats import mean_and_std  # noqa: E402
 
 RIGHT = ROOT / "cleanrl" / "ppo_continuous_action.py"
 RECORDED = "record[:, step] = reward, term, term | trunc, ~ended"
@@ -74,7 +75,7 @@ def draw(options: argparse.Namespace) -> None:
             ]
             curves = np.stack([np.interp(steps, c.step, c.episodic_return) for c in mine])
             final = curves[:, -10:].mean(1)
-            print(f"{env_id}, {label}: {final.mean():.1f} ± {final.std():.1f}, {len(mine)} seeds")
+            print(f"{env_id}, {label}: {mean_and_std(final, 1)}, {len(mine)} seeds")
             (line,) = panel.plot(steps / 1000, curves.mean(0), label=label)
             low, high = curves.min(0), curves.max(0)
             panel.fill_between(steps / 1000, low, high, alpha=0.2, color=line.get_color())

@@ -110,13 +110,9 @@ def make_env(
 # same as dqn_atari_jax.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 class QNetwork(nn.Module):
@@ -171,11 +167,14 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
 
 
 # same as c51_jax.py
-def project(probs: Array, returns: Array, atoms: Array) -> Array:
+def project(probs: Array, returns: Array, atoms: Array | np.ndarray) -> Array:
     """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
     each probability is shared by the two atoms around its return, the nearer one gets more."""
     last = len(atoms) - 1
-    position = ((returns - atoms[0]) / (atoms[1] - atoms[0])).clip(0, last)
+    spacing = (atoms[-1] - atoms[0]) / last
+    position = ((returns - atoms[0]) / spacing).clip(0, last)
+    nearest = position.round()  # rounding errors must not move mass away from an atom that is met
+    position = jnp.where(abs(position - nearest) < 1e-4, nearest, position)
     rows, below = jnp.arange(len(probs))[:, None], jnp.floor(position).astype(int)
     share = position - below  # of the atom above
     projected = jnp.zeros_like(probs).at[rows, below].add(probs * (1 - share))

@@ -91,10 +91,8 @@ def make_env(
         film = video_folder if capture_video and idx == 0 else None
         env = make(game, film, **rules, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
-        env = atari.NoopReset(env, noop_max=30)
         env = atari.MaxAndSkip(env, skip=4)
-        env = atari.EpisodicLife(env)
-        env = atari.FireReset(env)  # where a game has FIRE
+        env = atari.EnvPoolLives(env, noop_max=30)
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)

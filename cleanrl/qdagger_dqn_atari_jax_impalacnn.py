@@ -67,7 +67,8 @@ class Args(RunArgs):
     teacher_model: str | None = None
     """model file of the teacher, trained with dqn_atari_jax.py or this script"""
     teacher_policy_hf_repo: str | None = None
-    """repository of the teacher on the Hugging Face hub, as entity/name"""
+    """repository of the teacher on the Hugging Face hub, as entity/name; unset, and no
+    --teacher-model: cleanrl/ENV_ID-EXP_NAME-seed1"""
     teacher_model_exp_name: str = "dqn_atari_jax"
     """experiment name of the teacher on the Hugging Face hub"""
     teacher_eval_episodes: Count = 10
@@ -84,18 +85,19 @@ class Args(RunArgs):
     # same as qdagger_dqn_atari_impalacnn.py
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.teacher_turns = self.teacher_steps // self.num_envs
-        self.online_turn = self.teacher_turns + self.offline_steps  # the first one of the student
-        self.num_turns = self.online_turn + self.total_timesteps // self.num_envs
-        steps = self.teacher_turns * self.num_envs, self.offline_steps, self.total_timesteps
+        self.teacher_iterations = self.teacher_steps // self.num_envs
+        self.online_start = self.teacher_iterations + self.offline_steps
+        self.num_iterations = self.online_start + self.total_timesteps // self.num_envs
+        steps = self.teacher_iterations * self.num_envs, self.offline_steps, self.total_timesteps
         self.phases = dict(zip(("teacher", "offline", "online"), steps, strict=True))
         require(min(steps) >= 0, "--teacher-steps and --offline-steps must not be negative")
-        require(self.num_turns > self.online_turn, "--total-timesteps must be at least --num-envs")
-        data = self.teacher_turns > 0 or self.offline_steps == 0
+        plays = self.num_iterations > self.online_start
+        require(plays, "--total-timesteps must be at least --num-envs")
+        data = self.teacher_iterations > 0 or self.offline_steps == 0
         require(data, "--offline-steps needs --teacher-steps of at least --num-envs to learn from")
         require(self.temperature > 0, "--temperature must be greater than 0")
-        one = (self.teacher_model is None) != (self.teacher_policy_hf_repo is None)
-        require(one, "name one teacher: --teacher-model FILE or --teacher-policy-hf-repo NAME")
+        two = self.teacher_model is not None and self.teacher_policy_hf_repo is not None
+        require(not two, "name one teacher: --teacher-model FILE or --teacher-policy-hf-repo NAME")
         enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
@@ -131,13 +133,9 @@ def make_env(
 # same as dqn_atari_jax.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 def residual(x: Array) -> Array:
@@ -190,7 +188,7 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
 def act(
     q_values: Callable, obs: np.ndarray, epsilon: float, rng: np.random.Generator, num_actions: int
 ) -> np.ndarray:
-    """The best actions, except where an environment explores, by a coin of its own."""
+    """Greedy actions, or with probability epsilon random ones, independently per environment."""
     explore = rng.random(len(obs)) < epsilon
     actions = rng.integers(num_actions, size=len(obs))
     if not explore.all():
@@ -201,7 +199,7 @@ def act(
 # same as qdagger_dqn_atari_impalacnn.py
 def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) -> float:
     """max(1 - student's / teacher's return, 0); 1 until the student has played enough episodes."""
-    # by the size of the teacher's, so that a student below a teacher below 0 still learns from it
+    # divided by the absolute value, so that it is positive for negative returns as well
     behind = (teacher_return - returns.mean()) / (abs(teacher_return) or 1)
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
 
@@ -284,9 +282,9 @@ if __name__ == "__main__":
     rng = np.random.default_rng(args.seed)
     teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
 
-    known = dict(rng=rng, teacher_return=teacher_return, returns=returns)
+    known = dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, training=training, memory=memory, **known, envs=envs)
+    start = run.resume(args.num_iterations, training=training, memory=memory, **known, envs=envs)
     obs, ended = envs.obs, envs.ended
     if start == 0:
         played = run.play(teacher, args.teacher_eval_episodes, args.end_e)
@@ -296,7 +294,7 @@ if __name__ == "__main__":
     distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
 
     # First phase: the teacher plays, with less and less chance, and fills the memory.
-    for iteration in range(start, args.teacher_turns):
+    for iteration in range(start, args.teacher_iterations):
         steps = iteration * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
         actions = act(teacher_q_values, obs, epsilon, rng, num_actions)
@@ -307,9 +305,9 @@ if __name__ == "__main__":
         run.checkpoint(iteration + 1)
 
     # Second phase: the student learns from what the teacher did, and from what it would do.
-    for iteration in range(max(start, args.teacher_turns), args.online_turn):
+    for iteration in range(max(start, args.teacher_iterations), args.online_start):
         training.update(distill_coeff)
-        step = iteration - args.teacher_turns + 1
+        step = iteration - args.teacher_iterations + 1
         global_step = args.phases["teacher"] + step
         if step % args.target_network_frequency == 0:
             training.change(follow)
@@ -328,14 +326,14 @@ if __name__ == "__main__":
         run.checkpoint(iteration + 1)
 
     # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
-    for iteration in range(max(start, args.online_turn), args.num_turns):
-        if iteration == args.online_turn:
+    for iteration in range(max(start, args.online_start), args.num_iterations):
+        if iteration == args.online_start:
             memory.clear()
             envs.reset(seed=derive_seed(args.seed, iteration))
             obs, ended = envs.obs, envs.ended
 
         # Act.
-        steps = (iteration - args.online_turn) * args.num_envs
+        steps = (iteration - args.online_start) * args.num_envs
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(q_values, obs, epsilon, rng, num_actions)

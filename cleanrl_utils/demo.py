@@ -1,5 +1,6 @@
 """Train PPO on CartPole, play what it learned, and show where the picture and the video are."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,8 @@ def main() -> None:
     if "--help" in more or "-h" in more:
         print(f"{__doc__}\nFurther flags go to cleanrl/ppo.py. These are:\n", flush=True)
         sys.exit(subprocess.run([sys.executable, str(SCRIPT), "--help"]).returncode)
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else SDL complains of a missing screen
     command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model", *more]
     print("training: python cleanrl/ppo.py", *command[2:], flush=True)
     if status := subprocess.run(command).returncode:
@@ -24,7 +27,7 @@ def main() -> None:
     runs_dir = Command(shlex.join(command)).value("--runs-dir", "runs")
     run = [run for run in results.find_runs(runs_dir) if run.finished][-1]
     print()
-    enjoy(EnjoyArgs(run=str(run.folder), capture_video=True))
+    enjoy(EnjoyArgs(run=str(run.folder), runs_dir=runs_dir, capture_video=True))
     picture = results.plot(run, run.folder / "curve.png")
     videos = sorted(Path(f"videos/{run.folder.name}-enjoy").glob("*.mp4"))
     print(

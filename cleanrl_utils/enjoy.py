@@ -1,31 +1,40 @@
 """Play a trained model and say how well it does.
 
-    python -m cleanrl_utils.enjoy --run runs/CartPole-v1__ppo__1__1700000000
+    python -m cleanrl_utils.enjoy runs/CartPole-v1__ppo__1__1700000000
     python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --seed 1
     python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity somebody
 
-Without --run and without the hub's flags, the newest matching run of --runs-dir is played.
+Without a run and without the hub's flags, the newest matching run of --runs-dir is played.
+
+The code of a model is cleanrl/NAME.py. A run of your own, below --runs-dir, that other code made is
+played by the script in its folder. Code from the hub or from another folder is not run, unless you
+say so with --trust-remote-code.
 """
 
+import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import tyro
 
-from cleanrl_utils import results
-from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running import evaluation
+from cleanrl_utils.errors import BadInput, require, unsaid
+from cleanrl_utils.running import evaluation, folder, hub, source
 from cleanrl_utils.running.settings import check_seed, parse_command
 
 
 @dataclass
 class EnjoyArgs:
+    path: tyro.conf.Positional[str | None] = None
+    """folder of a run, or a model file"""
     run: str | None = None
-    """folder of a run, or a .cleanrl_model file"""
+    """folder of a run, or a model file"""
     exp_name: str = "ppo"
     """name of the experiment whose model to play"""
     env_id: str = "CartPole-v1"
-    """environment it was trained on"""
+    """environment it was trained on; one of the form module:Name-v0 must be named for a model file
+    and for the hub, as making it imports that module"""
     seed: int = 1
     """seed it was trained with; also seeds the episodes"""
     hf_entity: str = ""
@@ -33,7 +42,7 @@ class EnjoyArgs:
     hf_repository: str = ""
     """repository on the hub, as entity/name; default: made from the four above"""
     runs_dir: str = "runs"
-    """folder in which to look for runs"""
+    """folder in which to look for runs; a run below it is your own, and its code is trusted"""
     eval_episodes: int = 10
     """episodes to play"""
     capture_video: bool = False
@@ -42,58 +51,130 @@ class EnjoyArgs:
     """take the best action; --no-greedy samples, or explores, as at the end of training"""
     script: str | None = None
     """path of the script that made the model, if it is not one of cleanrl/"""
+    trust_remote_code: bool = False
+    """run the script that came with the model from the hub or from another folder; read it first"""
 
     def __post_init__(self) -> None:
+        self.run = self.run or self.path
         check_seed(self.seed)
         episodes = self.eval_episodes
         require(episodes >= 1, f"--eval-episodes must be at least 1, got {episodes}")
 
 
+@dataclass
+class Model:
+    """A model file, the script that came with it, if any, and whether both are the user's own."""
+
+    path: Path
+    script: Path | None = None
+    own: bool = False
+
+
 def find_model(args: EnjoyArgs) -> Path:
+    """The model file that the flags name."""
+    return locate(args).path
+
+
+def locate(args: EnjoyArgs) -> Model:
+    """The model that the flags name, with its script."""
     if args.run is not None:
         path = Path(args.run)
         require(path.exists(), f"--run {path}: no such folder or file")
-        return path if path.is_file() else model_in(path)
+        return Model(path) if path.is_file() else model_in(path, args.runs_dir)
     if args.hf_entity or args.hf_repository:
-        from cleanrl_utils.huggingface import download_model, repository_name
-
-        repository = args.hf_repository or repository_name(vars(args), args.hf_entity)
-        return download_model(repository, args.exp_name)
-    for run in reversed(results.find_runs(args.runs_dir)):
-        settings = run.record["args"]
-        same = (settings["exp_name"], settings.get("env_id"), settings["seed"])
-        if same == (args.exp_name, args.env_id, args.seed) and list(
-            run.folder.glob("*.cleanrl_model")
-        ):
-            return model_in(run.folder)
+        repository = args.hf_repository or hub.repository_name(vars(args), args.hf_entity)
+        path = hub.download_model(repository, args.exp_name)
+        return Model(
+            path, hub.download_script(repository, metadata(path).get("script", args.exp_name))
+        )
+    for place, record in reversed(folder.find_records(args.runs_dir)):
+        settings = record["args"]
+        found = (settings["exp_name"], settings.get("env_id"), settings["seed"])
+        wanted = (args.exp_name, args.env_id, args.seed)
+        if found == wanted and folder.find_models(place):
+            return model_in(place, args.runs_dir)
     raise BadInput(
         f"{args.runs_dir} has no saved model of {args.exp_name} on {args.env_id}, seed {args.seed}:"
         " train one with --save-model, or name one with --run or --hf-entity"
     )
 
 
-def model_in(folder: Path) -> Path:
-    models = sorted(folder.glob("*.cleanrl_model"))
-    require(bool(models), f"--run {folder}: has no model; train with --save-model")
-    return models[0]
+def model_in(run: Path, runs_dir: str) -> Model:
+    """The model of a run's folder; the run is one's own if it lies below --runs-dir."""
+    models = folder.find_models(run)
+    require(bool(models), f"--run {run}: has no model; train with --save-model")
+    own = run.resolve().is_relative_to(Path(runs_dir).resolve())
+    record = folder.find_record(run)
+    copy = folder.script_path(run, record["script"]) if record else None
+    return Model(models[0], copy if copy and copy.is_file() else None, own)
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    """What a model file of ours says about itself; empty for the original's files."""
+    try:
+        with unsaid():
+            return evaluation.read_model(path)[0]
+    except BadInput:  # loading says what is wrong with it
+        return {}
+
+
+def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
+    """The script to run where it is not cleanrl/NAME.py; names code that is not run."""
+    if args.script is not None:
+        return Path(args.script)
+    name = metadata(model.path).get("script", args.exp_name)
+    ours = source.PROJECT / "cleanrl" / f"{name}.py"
+    if model.script is None:
+        return None
+    if ours.is_file() and source.meaning(ours) == source.meaning(model.script):
+        return None
+    differs = f"differs from cleanrl/{name}.py" if ours.is_file() else "is not one of cleanrl/"
+    if model.own or args.trust_remote_code:
+        print(f"code: {model.script} ({differs})")
+        record = folder.find_record(model.path.parent) or {}
+        add_folder_of(record.get("script_path"))
+        return model.script
+    hint = "not run: read it, then add --trust-remote-code"
+    print(f"code: {model.script} {differs}; {hint}", file=sys.stderr)
+    return None
+
+
+def add_folder_of(script: Any) -> None:
+    """Let a script's copy import what lay beside the script."""
+    if isinstance(script, str) and Path(script).parent.is_dir():
+        sys.path.append(str(Path(script).parent.resolve()))
 
 
 def enjoy(args: EnjoyArgs) -> list[float]:
-    path = find_model(args)
-    agent, settings, module = evaluation.load_model(path, args.script)
+    model = locate(args)
+    path = model.path
+    script = choose_script(model, args)
+    env_id = args.env_id
+    if model.own:  # the user has named the environment when training
+        env_id = metadata(path).get("args", {}).get("env_id", env_id)
+    agent, settings, module = evaluation.load_model(
+        path, script, env_id=env_id, exp_name=args.exp_name
+    )
     policy = evaluation.as_policy(agent, greedy=args.greedy)
-    name = f"{path.parent.name}-enjoy"
-    seed, video = args.seed, args.capture_video
+    films = f"videos/{path.parent.name}-enjoy"
     epsilon = 0.0 if args.greedy else getattr(settings, "end_e", 0.0)
+    make_env = partial(module.make_env, **settings.env_settings)
     print(f"{path}: {settings.env_id}, {args.eval_episodes} episodes")
     returns = evaluation.play(
-        policy, module.make_env, settings.env_id, args.eval_episodes, seed, video, name, epsilon
+        policy,
+        make_env,
+        settings.env_id,
+        args.eval_episodes,
+        args.seed,
+        args.capture_video,
+        films,
+        epsilon,
     )
     for episode, value in enumerate(returns):
         print(f"eval_episode={episode}, episodic_return={value:g}")
-    print(f"mean return {np.mean(returns):.2f} ± {np.std(returns):.2f}")
-    if video:
-        print(f"video: videos/{name}")
+    print(evaluation.describe(returns))
+    if args.capture_video:
+        print(f"video: {films}")
     return returns
 
 

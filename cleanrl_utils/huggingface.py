@@ -2,19 +2,14 @@
 
     python -m cleanrl_utils.huggingface runs/CartPole-v1__ppo__1__1700000000 --hf-entity somebody
 
-Uploads the model, its curve, a video if there is one, and a model card that says how well it does,
-with which settings, and which command made it. `--upload-model` does so at a run's end.
-Models come back as safetensors files: nothing that this downloads is ever unpickled.
+Uploads the model, its curve, a video if there is one, the script and the uncommitted changes that
+the run's folder keeps, and a model card that says how well it does, with which settings, and which
+command made it. `--upload-model` does so at a run's end.
 """
 
-import contextlib
-import json
-import os
-import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +18,18 @@ import numpy as np
 import tyro
 
 from cleanrl_utils import reproduce, results
-from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running import checkpoint
+from cleanrl_utils.errors import require
+from cleanrl_utils.running import folder as run_folder
+from cleanrl_utils.running import source
+from cleanrl_utils.running.hub import (
+    download_model,
+    plain_errors,
+    repository_name,
+    require_login,
+)
 from cleanrl_utils.running.settings import parse_command
+
+__all__ = ["download_model", "push_run", "repository_name", "require_login"]
 
 PRIVATE = {"hf_entity", "upload_model", "wandb_entity", "wandb_project_name", "track", "resume"}
 PRIVATE |= {"runs_dir"}  # say nothing about the model
@@ -39,20 +43,14 @@ class PushArgs:
     """user or organisation on the hub; empty: your own"""
 
 
-def repository_name(args: dict[str, Any], hf_entity: str = "") -> str:
-    """entity/environment-experiment-seedN; the hub allows no slash and no colon in a name."""
-    name = f"{args['env_id']}-{args['exp_name']}-seed{args['seed']}"
-    name = re.sub(r"[^\w.-]", "-", name)
-    return f"{hf_entity}/{name}" if hf_entity else name
-
-
 def push_run(folder: str | Path, hf_entity: str = "") -> str:
     """Upload a run's model and all that describes it; returns the repository's name."""
     folder = Path(folder)
     record = reproduce.read_record(str(folder))
-    model = folder / f"{record['args']['exp_name']}.cleanrl_model"
+    model = run_folder.model_path(folder, record["args"]["exp_name"])
     require(model.exists(), f"{folder}: has no model to share; train with --save-model")
     run = results.RunFolder(folder, record)
+    require("env_id" in record["args"], f"{folder}: its record names no environment")
     name = repository_name(record["args"], hf_entity)
     require_login()
     with plain_errors(f"--upload-model: {name} cannot be uploaded"):
@@ -64,80 +62,27 @@ def push_run(folder: str | Path, hf_entity: str = "") -> str:
             files: dict[str, Any] = {model.name: model, "curve.png": curve}
             if video := find_video(run):
                 files["replay.mp4"] = video
+            files |= {path.name: path for path in find_code(run)}
             repository = api.create_repo(name, exist_ok=True).repo_id
             files["README.md"] = model_card(run, repository, "replay.mp4" in files).encode()
             operations = [CommitOperationAdd(path, source) for path, source in files.items()]
             message = f"{record['args']['exp_name']} on {record['args']['env_id']}"
             url = api.create_commit(repository, operations, commit_message=message).commit_url
-    print(f"model shared: {url or repository}", file=sys.stderr)
+    names = ", ".join(files)
+    print(f"model shared: {url or repository} ({names})", file=sys.stderr)
     return repository
-
-
-def require_login() -> None:
-    """Before training rather than after it."""
-    with plain_errors("--upload-model"):
-        from huggingface_hub import get_token
-
-        hint = "set HF_TOKEN or run `hf auth login`"
-        require(get_token() is not None, f"--upload-model: not logged in to the hub: {hint}")
-
-
-def upload_later(folder: Path, hf_entity: str) -> str:
-    """The command for it."""
-    entity = f" --hf-entity {hf_entity}" if hf_entity else ""
-    return f"python -m cleanrl_utils.huggingface {shlex.quote(str(folder))}{entity}"
-
-
-def download_model(repository: str, exp_name: str) -> Path:
-    """The model file of a repository on the hub, fetched once and then kept in the hub's cache."""
-    filename = f"{exp_name}.cleanrl_model"
-    with plain_errors(f"{repository}: {filename} cannot be downloaded"):
-        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-        from huggingface_hub.errors import HfHubHTTPError
-
-        offline = False
-        try:  # the download itself would try again for half a minute
-            get_hf_file_metadata(hf_hub_url(repository, filename), timeout=10)
-        except (HfHubHTTPError, ValueError):  # it answered; or it is no name of a repository
-            raise
-        except Exception:
-            offline = True
-        path = Path(hf_hub_download(repository, filename, local_files_only=offline))
-    checkpoint.load(path)  # refuses, in one line, whatever is not a file of our own format
-    return path
-
-
-@contextlib.contextmanager
-def plain_errors(what: str) -> Iterator[None]:
-    """The client's many errors (network, token, names, missing files) as one line."""
-    try:
-        yield
-    except ImportError:
-        raise BadInput(f"{what}: pip install huggingface_hub") from None
-    except Exception as error:
-        cause = {
-            "RepositoryNotFoundError": "no such repository, or a private one and no HF_TOKEN",
-            "RemoteEntryNotFoundError": "the repository has no such file",
-            "LocalEntryNotFoundError": "the hub cannot be reached, and it is not in the cache",
-            "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set",
-            "ConnectError": "the hub cannot be reached",
-            "ConnectTimeout": "the hub cannot be reached",
-        }.get(type(error).__name__)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise BadInput(
-            f"{what}: {cause or ' '.join(lines)[:300] or type(error).__name__}"
-        ) from None
 
 
 def find_video(run: results.RunFolder) -> Path | None:
     """The film of the final evaluation, else the last one of training."""
-    from cleanrl_utils.running.run import run_name
+    films = run_folder.find_videos(run.folder)
+    return films[-1] if films else None
 
-    name = run_name(run.folder)
-    for folder in (run.folder, Path("videos") / f"{name}-eval", Path("videos") / name):
-        if films := sorted(folder.glob("*.mp4"), key=os.path.getmtime):
-            return films[-1]
-    return None
+
+def find_code(run: results.RunFolder) -> list[Path]:
+    """The script and the uncommitted changes that a run's folder keeps."""
+    script = run_folder.script_path(run.folder, run.record["script"])
+    return [path for path in (script, run.folder / run_folder.CHANGES) if path.is_file()]
 
 
 def shared_settings(record: dict[str, Any]) -> dict[str, Any]:
@@ -146,9 +91,8 @@ def shared_settings(record: dict[str, Any]) -> dict[str, Any]:
 
 def score(run: results.RunFolder) -> tuple[str, str]:
     """("mean +/- std", what it was measured on)."""
-    finished = run.folder / "finished.json"
-    summary = json.loads(finished.read_text()) if finished.exists() else {}
-    if returns := summary.get("eval_returns"):
+    returns = run_folder.read_summary(run.folder).get("eval_returns")
+    if isinstance(returns, list) and all(isinstance(x, int | float) for x in returns) and returns:
         about = f"{len(returns)} episodes, greedy, after training"
         return f"{np.mean(returns):.2f} +/- {np.std(returns):.2f}", about
     metrics = run.metrics()
@@ -165,6 +109,7 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
     args, settings = record["args"], shared_settings(record)
     env_id, exp_name, seed = args["env_id"], args["exp_name"], args["seed"]
     value, measured = score(run)
+    mean, deviation = value.split(" +/- ")
     reached = EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", value)
     reached.task_name, reached.metric_name = "reinforcement-learning", "mean_reward"
     tags = [
@@ -176,9 +121,11 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
     data = ModelCardData(
         library_name="cleanrl", tags=tags, model_name=exp_name, eval_results=[reached]
     )
-    words = ["python", reproduce.script_path(record)]
+    script = reproduce.script_path(record)
+    uncommitted = record.get("script_tracked") is False
+    words = ["python", f"{record['script']}.py" if uncommitted else script]
     words += reproduce.drop(record["command"][1:], PRIVATE)
-    source = f"{words[1]}{at_commit(record)}"
+    made_by = f"{words[1]}{at_commit(record)}"
     rows = "\n".join(f"| {key} | {cell(value)} |" for key, value in settings.items())
     film = "\n[Video of an episode](replay.mp4)\n" if video else ""
     return f"""---
@@ -187,9 +134,9 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
 
 # {exp_name} on {env_id}
 
-An agent trained by CleanRL's `{source}`, seed {seed}.
+An agent trained by CleanRL's `{made_by}`, seed {seed}.
 
-Return: **{value.replace("+/-", "±")}** ({measured}).
+Return: **{mean}** (standard deviation {deviation}; {measured}).
 
 ![Return while it was trained](curve.png)
 {film}
@@ -199,15 +146,15 @@ Return: **{value.replace("+/-", "±")}** ({measured}).
 python -m cleanrl_utils.enjoy --exp-name {shlex.quote(exp_name)} --env-id {shlex.quote(env_id)} \
 --seed {seed} --hf-repository {repository}
 ```
-
+{own_script(run)}
 ## Train it again
 
 ```bash
-{shlex.join(words)}
+{restore(run)}{shlex.join(words)}
 ```
 
-Python {record.get("versions", {}).get("python", "3")} on \
-{reproduce.describe(record.get("hardware", {}))}.
+Python {reproduce.part(record, "versions").get("python", "3")} on \
+{reproduce.describe(reproduce.part(record, "hardware"))}.
 
 ## Settings
 
@@ -217,10 +164,29 @@ Python {record.get("versions", {}).get("python", "3")} on \
 """
 
 
+def own_script(run: results.RunFolder) -> str:
+    """What to know before playing a model whose script is not one of cleanrl/."""
+    name = run.record["script"]
+    copy = run_folder.script_path(run.folder, name)
+    ours = source.PROJECT / "cleanrl" / f"{name}.py"
+    same = ours.is_file() and copy.is_file() and source.meaning(ours) == source.meaning(copy)
+    if same or not copy.is_file():
+        return ""
+    return f"\nIts script is `{copy.name}` here. Read it, then add `--trust-remote-code`.\n"
+
+
+def restore(run: results.RunFolder) -> str:
+    """The commands that come before the one of training, where files had changed."""
+    commit = reproduce.part(run.record, "git").get("commit")
+    if not commit or not (run.folder / run_folder.CHANGES).is_file():
+        return ""
+    return f"git checkout {shlex.quote(str(commit))}\ngit apply {run_folder.CHANGES}\n"
+
+
 def at_commit(record: dict[str, Any]) -> str:
-    git = record.get("git", {})
+    git = reproduce.part(record, "git")
     changed = ", with changes that were not committed" if git.get("dirty") else ""
-    return f" at commit {git['commit'][:12]}{changed}" if git.get("commit") else ""
+    return f" at commit {str(git['commit'])[:12]}{changed}" if git.get("commit") else ""
 
 
 def cell(value: Any) -> str:

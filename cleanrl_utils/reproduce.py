@@ -6,48 +6,69 @@
 --all-flags writes every setting out, also those that were defaults.
 """
 
-import argparse
-import json
 import re
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running.settings import is_record
+import tyro
+
+from cleanrl_utils.errors import BadInput
+from cleanrl_utils.running import folder
+from cleanrl_utils.running.settings import parse_command
 
 PER_RUN = {"resume", "runs_dir"}  # where a run is, not what it does
 
 
-def read_record(run: str) -> dict[str, Any]:
+@dataclass
+class ReproduceArgs:
+    path: tyro.conf.Positional[str | None] = None
+    """folder of a run, or its run.json"""
+    run: str | None = None
+    """folder of a run, or its run.json"""
+    all_flags: bool = False
+    """write out every setting, also those that were defaults"""
+
+
+def run_folder(run: str) -> Path:
     path = Path(run)
-    path = path if path.name == "run.json" else path / "run.json"
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError):
-        record = None
-    require(is_record(record), f"{run}: not the folder of a run (no readable run.json)")
-    return record
+    return path.parent if path.name == folder.RECORD else path
 
 
-def commands(record: dict[str, Any], all_flags: bool = False) -> list[str]:
-    """Lines of a shell script, with what cannot be repeated as comments."""
+def read_record(run: str) -> dict[str, Any]:
+    return folder.read_record(run_folder(run))
+
+
+def part(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """A dictionary of a record; empty where the record has none."""
+    value = record.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None = None) -> list[str]:
+    """Lines of a shell script, with what cannot be repeated as comments; `run` is the folder that
+    keeps the script and its changes."""
     lines = ["set -e"]
-    git = record.get("git", {})
-    if git.get("dirty"):
+    git = part(record, "git")
+    changes = run / folder.CHANGES if run else None
+    if git.get("commit"):
+        lines.append(f"git checkout {shlex.quote(str(git['commit']))}")
+    else:
+        lines.append("# It does not know its commit: take the version of the code that it used.")
+    if changes and changes.is_file():
+        lines.append("# Its files had changes that were not committed; apply them:")
+        lines.append(f"git apply {shlex.quote(str(changes.resolve()))}")
+    elif git.get("dirty"):
         lines.append(
             "# Its files had changes that were not committed: those are not in this commit."
         )
-    if git.get("commit"):
-        lines.append(f"git checkout {shlex.quote(git['commit'])}")
-    else:
-        lines.append("# It does not know its commit: take the version of the code that it used.")
 
-    versions = dict(record.get("versions", {}))
-    python = versions.pop("python", "3")
-    minor = ".".join(python.split(".")[:2])
-    lines += [f"# Python {python} on {describe(record.get('hardware', {}))}"]
+    versions = {name: str(version) for name, version in part(record, "versions").items()}
+    python = versions.pop("python", "3").partition(" ")[0]
+    minor = ".".join(re.findall(r"\d+", python)[:2]) or "3"
+    lines += [f"# Python {comment(python)} on {comment(describe(part(record, 'hardware')))}"]
     lines += [f"python{minor} -m venv .venv-reproduce"]
     pins = []
     for name, version in versions.items():
@@ -55,7 +76,7 @@ def commands(record: dict[str, Any], all_flags: bool = False) -> list[str]:
             continue
         public, _, local = version.partition("+")
         if local:  # the same release for other hardware, e.g. of torch: 2.5.1+cpu
-            lines.append(f"# {name} was the build {version}")
+            lines.append(f"# {comment(name)} was the build {comment(version)}")
         pins.append(shlex.quote(f"{name}=={public}"))
     pip = ".venv-reproduce/bin/python -m pip install"
     lines += [f"{pip} -r requirements/requirements.txt  # that commit's pins"]
@@ -64,9 +85,15 @@ def commands(record: dict[str, Any], all_flags: bool = False) -> list[str]:
     ]
     lines += [f"{pip} {' '.join(pins)}"] if pins else []
 
-    words = [".venv-reproduce/bin/python", script_path(record)]
+    script = script_path(record)
+    copy = folder.script_path(run, record["script"]) if run else None
+    if copy and copy.is_file() and record.get("script_tracked") is False:
+        lines.append("# The script was not committed: this is the copy that the run has kept.")
+        script = str(copy.resolve())
+    words = [".venv-reproduce/bin/python", script]
     words += flags(record["args"]) if all_flags else drop(record["command"][1:], PER_RUN)
-    tags = ",".join(record.get("tags", []))
+    kept = record.get("tags")
+    tags = ",".join(map(str, kept)) if isinstance(kept, list) else ""
     variables = f"WANDB_TAGS={shlex.quote(tags)} " if tags else ""
     return [*lines, variables + shlex.join(words)]
 
@@ -76,9 +103,14 @@ def describe(hardware: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in parts if part) or "unknown hardware"
 
 
+def comment(text: str) -> str:
+    """Text that stays on the line of its comment, whatever it is."""
+    return " ".join(text.split())
+
+
 def script_path(record: dict[str, Any]) -> str:
     """Where the script is in the repository, wherever it was called from."""
-    path = Path(record.get("script_path") or f"cleanrl/{record['script']}.py")
+    path = Path(str(record.get("script_path") or f"cleanrl/{record['script']}.py"))
     outside = path.is_absolute() or ".." in path.parts
     return f"cleanrl/{path.name}" if outside and path.parent.name == "cleanrl" else str(path)
 
@@ -101,7 +133,7 @@ def flags(args: dict[str, Any]) -> list[str]:
     """Every setting as a flag."""
     words = []
     for name, value in args.items():
-        if name in PER_RUN or value == "":
+        if name in PER_RUN or value in ("", []):
             continue
         flag = "--" + name.replace("_", "-")
         words += [flag, *map(str, value)] if isinstance(value, list) else [f"{flag}={value}"]
@@ -109,16 +141,11 @@ def flags(args: dict[str, Any]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", nargs="?", help="folder of a run, or its run.json")
-    parser.add_argument("--run", dest="named", metavar="RUN", help="the same")
-    parser.add_argument("--all-flags", action="store_true", help="every setting, defaults too")
-    args = parser.parse_args(argv)
-    if not (run := args.run or args.named):
+    args = parse_command(ReproduceArgs, argv)
+    run = args.run or args.path
+    if not run:
         raise BadInput("name the folder of a run: python -m cleanrl_utils.reproduce runs/...")
-    print("\n".join(commands(read_record(run), args.all_flags)))
+    print("\n".join(commands(read_record(run), args.all_flags, run_folder(run))))
     return 0
 
 

@@ -21,44 +21,38 @@
     tuner.tune(num_trials=100, num_seeds=3)
 
 A trial is a run per seed and task, one after the other; `workers` trials run side by side. While a
-run trains, its metrics are read, and it is ended as soon as the pruner says that its trial will not
-win. The same call with the same `study_name` goes on with that study, also from other machines that
-share `storage` (any database URL of Optuna's, e.g. postgresql+psycopg://user@host/optuna).
+run trains, its metrics are read, and it ends as soon as the pruner says that its trial will not
+win. At the end the best settings run again on fresh seeds: the best of many trials was lucky, too,
+so its own score is too high. The same call with the same `study_name` continues that study, also on
+other machines that share `storage` (any database URL of Optuna's, e.g.
+postgresql+psycopg://user@host/optuna). Trials live in RUNS_DIR/.tuner/STUDY_NAME, where tools that
+read RUNS_DIR do not look.
 """
 
-import html
-import json
 import math
 import os
 import shlex
 import socket
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from cleanrl_utils.errors import BadInput, missing_package, require
-from cleanrl_utils.launching import jobs
-from cleanrl_utils.launching.jobs import Metrics, Process
-from cleanrl_utils.running.settings import flag
+from cleanrl_utils.analysis.grouping import count
+from cleanrl_utils.analysis.stats import mean_and_std
+from cleanrl_utils.analysis.study import AnyTrial, open_study, study_page, without_password
+from cleanrl_utils.errors import missing_package, require
+from cleanrl_utils.launching.training import RunFailed, Training, as_flags, check_settings
 
 try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import (
-        ArgumentError,
-        IntegrityError,
-        NoSuchModuleError,
-        OperationalError,
-        ProgrammingError,
-    )
 except ImportError:
     raise missing_package("optuna", "optuna") from None
+
+__all__ = ["RunFailed", "Tuner", "as_flags", "check_settings"]
 
 AGGREGATIONS: dict[str, Callable] = {
     "average": statistics.fmean,
@@ -68,29 +62,8 @@ AGGREGATIONS: dict[str, Callable] = {
 }
 POLL = 0.1  # seconds between two looks at the runs
 GIVE_UP = 3  # when so many trials fail and none does not, the call itself must be wrong
-
-
-class RunFailed(Exception):
-    """A child did not do what its trial asked for; the trial has no score."""
-
-
-class AnyTrial:
-    """Optuna's trial, and the names that suggestions had in its earlier versions."""
-
-    def __init__(self, trial: Trial):
-        self._trial = trial
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trial, name)
-
-    def suggest_uniform(self, name: str, low: float, high: float) -> float:
-        return self._trial.suggest_float(name, low, high)
-
-    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
-        return self._trial.suggest_float(name, low, high, log=True)
-
-    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
-        return self._trial.suggest_float(name, low, high, step=q)
+HIDDEN = ".tuner"  # folder of all studies, below the folder of ordinary runs
+FRESH = "fresh_seeds"  # what the study remembers of its best trial on fresh seeds
 
 
 class Tuner:
@@ -100,6 +73,7 @@ class Tuner:
     task only. A run's score is the mean of the last `metric_last_n_average_window` values of
     `metric`; a trial's score joins its tasks by `aggregation_type` and is the mean over seeds.
     A run reports `reports` times to the pruner. `wandb_kwargs` (project, entity) tracks every run.
+    Trials keep no checkpoints unless `params_fn` asks for them: an interrupted trial starts anew.
     """
 
     def __init__(
@@ -138,11 +112,16 @@ class Tuner:
             not plain or len(target_scores) == 1,
             "Tuner: several tasks need target_scores like [low, high], to be comparable",
         )
-        self.script, self.metric, self.target_scores = script, metric, dict(target_scores)
-        self.params_fn, self.aggregate = params_fn, AGGREGATIONS[aggregation_type]
-        self.window, self.reports, self.workers = metric_last_n_average_window, reports, workers
+        self.script = script
+        self.metric = metric
+        self.target_scores = dict(target_scores)
+        self.params_fn = params_fn
+        self.aggregate = AGGREGATIONS[aggregation_type]
+        self.window = metric_last_n_average_window
+        self.reports = reports
+        self.workers = workers
         self.study_name = study_name or f"tuner_{int(time.time())}"
-        self.folder = Path(runs_dir) / self.study_name
+        self.folder = Path(runs_dir) / HIDDEN / self.study_name
         self.wandb_kwargs = dict(wandb_kwargs or {})
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # we say it in fewer lines
         self.study = open_study(
@@ -152,19 +131,22 @@ class Tuner:
             sampler=sampler,
             pruner=pruner or optuna.pruners.NopPruner(),
         )
-        self.storage = make_url(storage).render_as_string(hide_password=True)
+        self.storage = without_password(storage)
 
     # -- the study --------------------------------------------------------------------------
 
-    def tune(self, num_trials: int, num_seeds: int) -> optuna.Study:
-        """Bring the study to `num_trials` trials; returns it."""
+    def tune(self, num_trials: int, num_seeds: int, fresh_seeds: int = 3) -> optuna.Study:
+        """Bring the study to `num_trials` trials, then run the best settings on `fresh_seeds` seeds
+        that no trial used (0: not at all); returns the study."""
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
+        require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
         self.bury_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are there already" if done else ""
         print(f"study {self.study_name} in {self.storage}{old}", flush=True)
-        left, failures = num_trials - done, list[str]()
+        left = num_trials - done
+        failures: list[str] = []
         active: list[tuple[Trial, Generator[None, None, float]]] = []
         try:
             while left > 0 or active:
@@ -193,7 +175,7 @@ class Tuner:
                 self.again(trial)
         if failures and not self.counted():
             raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
-        self.conclude(num_seeds)
+        self.conclude(num_seeds, fresh_seeds)
         return self.study
 
     def counted(self, *more: TrialState) -> list[FrozenTrial]:
@@ -251,6 +233,7 @@ class Tuner:
         params = dict(self.params_fn(AnyTrial(trial)))
         trial.set_user_attr("params", params)
         trial.set_user_attr("steps", 0)
+        trial.set_user_attr("seeds", num_seeds)
         scores: list[list[float]] = []
         for seed in range(num_seeds):
             scores.append([])
@@ -259,8 +242,7 @@ class Tuner:
                 scores[-1].append(score)
         score = self.join(scores)
         if math.isnan(score):
-            where = self.folder / f"trial_{trial.number:04}"
-            raise RunFailed(f"its score is not a number; see {where}")
+            raise RunFailed(f"its score is not a number; see {self.folder_of(trial)}")
         return score
 
     def join(self, scores: list[list[float]]) -> float:
@@ -275,57 +257,50 @@ class Tuner:
         earlier: list[list[float]],
     ) -> Generator[None, None, float]:
         """Train once, reporting to the pruner on the way; returns the normalised score."""
-        where = self.folder / f"trial_{trial.number:04}"
-        where.mkdir(parents=True, exist_ok=True)
-        place = (where / f"{env_id.split(':')[-1].replace('/', '-')}__{seed}.folder").resolve()
-        place.unlink(missing_ok=True)  # of an earlier study of this name
-        words = [sys.executable, self.script, *as_flags(params), "--env-id", env_id]
-        words += ["--seed", str(seed), "--runs-dir", str(where)]
-        env = jobs.environment() | {"CLEANRL_FOLDER_FILE": str(place)}
-        if self.wandb_kwargs:
-            words.append("--track")
-            words += ["--wandb-project-name", self.wandb_kwargs.get("project", "cleanRL")]
-            if entity := self.wandb_kwargs.get("entity"):
-                words += ["--wandb-entity", entity]
-            env["WANDB_RUN_GROUP"] = self.study_name
-        log = place.with_suffix(".txt")
-        process = Process(words, env, log)
-        before, first = trial.user_attrs["steps"], sum(map(len, earlier)) * self.reports
-        metrics, values, reported, last_step = None, list[tuple[int, float]](), 0, 0
+        training = self.start(params, env_id, seed, self.folder_of(trial))
+        steps_before = trial.user_attrs["steps"]
+        reports_before = sum(map(len, earlier)) * self.reports
+        reported = 0
         try:
             while True:
-                ended = process.poll() is not None  # looked at first: then all it wrote is read
-                if metrics is None and place.exists() and place.read_text():
-                    folder = place.parent / place.read_text()
-                    check_settings(params | {"seed": seed, "env-id": env_id}, folder)
-                    metrics = Metrics(folder)
-                for step, _, tag, value in metrics.new() if metrics else ():
-                    last_step = step if not tag.startswith("eval/") else last_step
-                    if tag == self.metric:
-                        values.append((step, value))
-                total = metrics.total if metrics else 0
-                while total and (reported + 1) * total <= last_step * self.reports:
+                trains = training.look()
+                total = training.total
+                while total and (reported + 1) * total <= training.last_step * self.reports:
                     reported += 1
-                    so_far = [v for step, v in values if step * self.reports <= reported * total]
-                    if not so_far:
+                    values = training.values_until(reported * total / self.reports)
+                    if not values:
                         continue
-                    now = [*earlier[:-1], [*earlier[-1], self.score(so_far, env_id)]]
-                    trial.report(self.join(now), first + reported)
+                    now = [*earlier[:-1], [*earlier[-1], self.score(values, env_id)]]
+                    trial.report(self.join(now), reports_before + reported)
                     if trial.should_prune():
                         raise optuna.TrialPruned
-                if ended:
+                if not trains:
                     break
                 yield
         finally:
-            jobs.stop([process])
-            trial.set_user_attr("steps", before + last_step)
-        status = process.poll()
-        if status != 0:
-            how = f"ended with status {status}: {last_line(log)}"
-            raise RunFailed(f"{env_id}, seed {seed}, {how}; see {log}")
-        if not values:
-            raise RunFailed(f"{env_id}, seed {seed}, logged no {self.metric}; see {log}")
-        return self.score([value for _, value in values], env_id)
+            training.stop()
+            trial.set_user_attr("steps", steps_before + training.last_step)
+        return self.score(training.result(), env_id)
+
+    def folder_of(self, trial: Trial | FrozenTrial) -> Path:
+        return self.folder / f"trial_{trial.number:04}"
+
+    def start(self, params: dict[str, Any], env_id: str, seed: int, where: Path) -> Training:
+        """Start a run; where it is tracked, the study is its group."""
+        if "checkpoints" not in params:
+            params = {**params, "checkpoints": 0}
+        words: list[str] = []
+        env: dict[str, str] = {}
+        if self.wandb_kwargs:
+            words += [
+                "--track",
+                "--wandb-project-name",
+                self.wandb_kwargs.get("project", "cleanRL"),
+            ]
+            if entity := self.wandb_kwargs.get("entity"):
+                words += ["--wandb-entity", entity]
+            env["WANDB_RUN_GROUP"] = self.study_name
+        return Training(self.script, params, env_id, seed, where, self.metric, words, env)
 
     def score(self, values: list[float], env_id: str) -> float:
         """The mean of the last values, as a fraction of the way between the target scores."""
@@ -335,17 +310,91 @@ class Tuner:
 
     # -- the end ----------------------------------------------------------------------------
 
-    def conclude(self, num_seeds: int) -> None:
-        """The best settings as a command, and a page with Optuna's plots."""
+    def conclude(self, num_seeds: int, fresh_seeds: int) -> None:
+        """The best settings on fresh seeds and as a command, and a page with Optuna's plots."""
         best = self.best()
         if best is None:
             print("no trial came to its end: there is no best one")
             return
+        trials = len(self.counted())
+        tuned = f"best: trial {best.number}, {best.value:.4g} on the seeds it was tuned on"
+        tuned += f" (optimistic: the best of {trials} trials)" if trials > 1 else ""
+        print(tuned, flush=True)
+        facts = [tuned, *self.run_fresh(best, num_seeds, fresh_seeds)]
         command = self.command(best.user_attrs["params"], num_seeds)
-        print(f"best: {best.value:.4g}, trial {best.number}. To run it:\n  {command}")
+        print(f"To run it:\n  {command}")
         page = self.folder / "report.html"
-        page.write_text(self.page(best, command))
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(study_page(self.study, facts, command))
         print(f"plots: {page}", flush=True)
+
+    def run_fresh(self, best: FrozenTrial, num_seeds: int, fresh_seeds: int) -> list[str]:
+        """Run the best settings on seeds that no trial used; returns what was found as lines."""
+        if fresh_seeds == 0:
+            return ["Not run on fresh seeds."]
+        used = [trial.user_attrs.get("seeds", 0) for trial in self.study.get_trials(deepcopy=False)]
+        first = max([num_seeds, *used])
+        seeds = range(first, first + fresh_seeds)
+        scores = self.fresh_scores(best)
+        missing = [
+            (seed, env) for seed in seeds if seed not in scores for env in self.target_scores
+        ]
+        failures = self.finish_fresh(best, scores, missing)
+        known = [self.aggregate(list(scores[seed].values())) for seed in seeds if seed in scores]
+        names = ", ".join(map(str, seeds))
+        found = [f"FAILED on a fresh seed: {failure}" for failure in failures]
+        if known:
+            over = f"{count(len(known), 'fresh seed')} (of {names})"
+            found.append(f"{mean_and_std(known, 3)} over {over}: the number to report")
+        for line in found:
+            print(line, flush=True)
+        return found
+
+    def fresh_scores(self, best: FrozenTrial) -> dict[int, dict[str, float]]:
+        """The stored scores of the best trial on fresh seeds, by seed and task."""
+        stored = self.study.user_attrs.get(FRESH, {})
+        if stored.get("trial") != best.number:
+            return {}
+        return {int(seed): tasks for seed, tasks in stored["scores"].items()}
+
+    def finish_fresh(
+        self,
+        best: FrozenTrial,
+        scores: dict[int, dict[str, float]],
+        missing: list[tuple[int, str]],
+    ) -> list[str]:
+        """Do the missing runs, `workers` at a time; fills `scores`, returns failures."""
+        params = best.user_attrs["params"]
+        where = self.folder / f"{self.folder_of(best).name}_fresh"
+        waiting = list(missing)
+        partial: dict[int, dict[str, float]] = {}
+        failures: list[str] = []
+        active: list[tuple[int, str, Training]] = []
+        try:
+            while waiting or active:
+                while waiting and len(active) < self.workers:
+                    seed, env_id = waiting.pop(0)
+                    active.append((seed, env_id, self.start(params, env_id, seed, where)))
+                for one in list(active):
+                    seed, env_id, training = one
+                    try:
+                        if training.look():
+                            continue
+                        score = self.score(training.result(), env_id)
+                        partial.setdefault(seed, {})[env_id] = score
+                    except RunFailed as error:
+                        training.stop()
+                        failures.append(str(error))
+                    active.remove(one)
+                    if len(partial.get(seed, {})) == len(self.target_scores):
+                        scores[seed] = partial[seed]
+                        stored = {"trial": best.number, "scores": scores}
+                        self.study.set_user_attr(FRESH, stored)
+                time.sleep(POLL)
+        finally:
+            for *_, training in active:  # interrupted
+                training.stop()
+        return failures
 
     def command(self, params: Mapping[str, Any], num_seeds: int) -> str:
         words = ["python", self.script, *as_flags(params)]
@@ -354,22 +403,6 @@ class Tuner:
         tool = ["python", "-m", "cleanrl_utils.benchmark", "--env-ids", *self.target_scores]
         tool += ["--command", shlex.join(words), "--num-seeds", str(num_seeds), "--workers", "1"]
         return shlex.join(tool)
-
-    def page(self, best: FrozenTrial, command: str) -> str:
-        """One self-contained page: plotly's code once, then the figures."""
-        counts = {state: 0 for state in TrialState}
-        for trial in self.study.get_trials(deepcopy=False):
-            counts[trial.state] += 1
-        facts = ", ".join(f"{n} {state.name.lower()}" for state, n in counts.items() if n)
-        title = html.escape(f"Study {self.study_name}")
-        parts = [f"<!doctype html><meta charset='utf-8'><title>{title}</title>"]
-        parts += ["<style>body{font:16px sans-serif;margin:2em}pre{white-space:pre-wrap}</style>"]
-        parts += [f"<h1>{title}</h1><p>{facts}. Best: {best.value:.6g}, trial {best.number}.</p>"]
-        parts += [f"<pre>{html.escape(command)}</pre>"]
-        for number, figure in enumerate(figures(self.study)):
-            # The first figure brings plotly along; a page must not need the network.
-            parts.append(figure.to_html(full_html=False, include_plotlyjs=number == 0))
-        return "\n".join(parts)
 
 
 def at_least_one(name: str, number: int) -> None:
@@ -382,75 +415,6 @@ def is_range(target: Any) -> bool:
         return False
     numbers = all(isinstance(end, Real) and math.isfinite(end) for end in target)
     return numbers and target[0] != target[1]
-
-
-def open_study(storage: str, **settings: Any) -> optuna.Study:
-    """The study, new or old; of several machines that begin at once, one makes the tables."""
-    try:
-        make_url(storage)
-    except (ArgumentError, ValueError):  # which may show a part of the password
-        raise BadInput(
-            "Tuner: storage is not a database URL like sqlite:///cleanrl_hpopt.db"
-        ) from None
-    for last in (False, False, False, True):
-        try:
-            return optuna.create_study(storage=storage, load_if_exists=True, **settings)
-        except (IntegrityError, ProgrammingError, OperationalError) as error:
-            if last:
-                reason = str(error.orig).strip().splitlines()[0]
-                raise BadInput(f"Tuner: the storage cannot be used: {reason}") from None
-            time.sleep(1)
-        except (NoSuchModuleError, ImportError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise BadInput(f"Tuner: the storage cannot be used: {reason}") from None
-    raise AssertionError
-
-
-def figures(study: optuna.Study) -> list[Any]:
-    """What Optuna can draw of this study: plots that need more trials than it has are left out."""
-    from optuna import importance, visualization
-
-    def importances(study: optuna.Study) -> Any:
-        evaluator = importance.PedAnovaImportanceEvaluator()  # needs no further package
-        return visualization.plot_param_importances(study, evaluator=evaluator)
-
-    drawn = []
-    plots = [visualization.plot_optimization_history, visualization.plot_intermediate_values]
-    plots += [importances, visualization.plot_slice, visualization.plot_parallel_coordinate]
-    for plot in [*plots, visualization.plot_timeline]:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                drawn.append(plot(study))
-        except (ValueError, RuntimeError):
-            continue
-    return drawn
-
-
-def as_flags(params: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line: {"learning-rate": 0.1} as --learning-rate=0.1."""
-    words = []
-    for name, value in params.items():
-        if isinstance(value, list | tuple):
-            words += [flag(name), *map(str, value)]
-        else:
-            words.append(f"{flag(name)}={value}")
-    return words
-
-
-def check_settings(params: Mapping[str, Any], folder: Path) -> None:
-    """Every value that was sampled must be the one the run says it uses."""
-    recorded = json.loads((folder / "run.json").read_text())["args"]
-    for name, value in params.items():
-        found = recorded.get(name.replace("-", "_"), "nothing")
-        same = list(found) == list(value) if isinstance(value, list | tuple) else found == value
-        if not same:
-            path = folder / "run.json"
-            raise RunFailed(f"{flag(name)} was to be {value!r}, is {found!r}; see {path}")
-
-
-def last_line(log: Path) -> str:
-    return jobs.tail(log, 1).strip()
 
 
 def is_alive(process: int) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+PATHS = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = PATHS
+os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, *filter(None, [os.environ.get("PYTHONPATH")])])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -53,17 +53,43 @@ class Finished:
         return path.read_bytes()
 
 
+class Killed(BaseException):
+    """Stands for a process that dies between two steps."""
+
+
+@pytest.fixture
+def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], None]:
+    """die_at([7, 13]): runs die after these iterations, one run each, before the checkpoint."""
+    from cleanrl_utils.running.run import Run
+
+    checkpoint = Run.checkpoint
+
+    def arm(iterations: list[int]) -> None:
+        def dies(run: Run, iteration: int, **changed: Any) -> bool:
+            if iterations and iteration == iterations[0]:
+                iterations.pop(0)
+                run._close()  # rows written since the last checkpoint reach the disk
+                raise Killed
+            return checkpoint(run, iteration, **changed)
+
+        monkeypatch.setattr(Run, "checkpoint", dies)
+
+    return arm
+
+
+def run_script(name: str, flags: str, runs_dir: str = "runs") -> Finished:
+    """Run cleanrl/NAME.py in this process as a command would."""
+    argv = [str(ROOT / "cleanrl" / f"{name}.py"), *flags.split()]
+    if "--resume" not in argv:
+        argv += ["--runs-dir", runs_dir]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", argv)
+        variables = runpy.run_path(argv[0], run_name="__main__")
+    return Finished(variables["run"].folder, variables)
+
+
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
     """train("ppo", "--seed 2 ...") runs cleanrl/ppo.py as a command would, in a fresh folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(name: str, flags: str, runs_dir: str = "runs") -> Finished:
-        argv = [str(ROOT / "cleanrl" / f"{name}.py"), *flags.split()]
-        if "--resume" not in argv:
-            argv += ["--runs-dir", runs_dir]
-        monkeypatch.setattr(sys, "argv", argv)
-        variables = runpy.run_path(argv[0], run_name="__main__")
-        return Finished(variables["run"].folder, variables)
-
-    return run
+    return run_script

@@ -3,9 +3,15 @@
 import base64
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote
+
+from conftest import ROOT
 
 COMMIT = "c" * 40
 
@@ -85,3 +91,23 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, content, X_Repo_Commit=COMMIT, ETag=f'"{tag}"')
 
     do_HEAD = do_GET
+
+
+def command(
+    module: str, flags: str, hub: Hub | str, cwd: Path, token: str = "dummy"
+) -> subprocess.CompletedProcess:
+    """The client reads its settings when it is imported, so every command is a process."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub if isinstance(hub, str) else hub.url}
+    environment |= {
+        "HF_HOME": str(cwd / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_ETAG_TIMEOUT": "5",
+    }
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "no_proxy": "*"}
+    environment |= {"HF_TOKEN": token} if token else {}
+    what = [str(ROOT / module)] if module.endswith(".py") else ["-m", f"cleanrl_utils.{module}"]
+    words = [sys.executable, *what, *flags.split()]
+    return subprocess.run(
+        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
+    )

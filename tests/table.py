@@ -31,7 +31,8 @@ class Script:
     env_id: str
     quick: str  # flags of a run that takes gradient steps within seconds
     tags: list[str]  # metrics that such a run must have logged
-    probe: str = ""  # flags with which it learns a probe environment; empty: no probe tests
+    probe: str = ""  # flags with which it learns a probe environment
+    no_probe: str = ""  # why it has none here
     probe_suffix: str = ""  # Continuous or Pixels
     probes: list[str] = field(
         default_factory=lambda: ["Constant", "Cue", "Discount", "Action", "Both", "Truncation"]
@@ -42,6 +43,7 @@ class Script:
     needs: list[str] = field(default_factory=list)  # packages without which it is skipped
     video: bool = True
     replays: bool = True  # its environments can be saved: checkpoints change nothing
+    checkpoints: int = 3  # of the run that is killed and resumed
     discrete: bool = True
     prepare: Callable[[str], None] = lambda env_id: None  # what a run on it needs to be there
 
@@ -85,15 +87,16 @@ def unscaled_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     return scale * torch_call(variables["agent"].get_value, obs)
 
 
-ATARI_QUICK = (
-    "--total-timesteps 320 --num-steps 20 --num-minibatches 2 --update-epochs 1 --checkpoints 1"
+ATARI_QUICK = "--total-timesteps 320 --num-steps 20 --num-minibatches 2 --update-epochs 1"
+# games of at most 200 frames, 50 steps: training and evaluation see several whole episodes
+SHORT_GAMES = "--env-kwargs max_num_frames_per_episode=200"
+SHORT_ATARI_QUICK = (
+    f"--total-timesteps 192 --num-steps 16 --num-minibatches 2 --update-epochs 1 {SHORT_GAMES}"
 )
 ATARI_PROBE = (
     "--total-timesteps 2400 --num-steps 8 --num-minibatches 1 --learning-rate 0.001 --ent-coef 0"
 )
-PROCGEN_QUICK = (
-    "--total-timesteps 192 --num-envs 2 --num-steps 8 --num-minibatches 2 --checkpoints 1"
-)
+PROCGEN_QUICK = "--total-timesteps 192 --num-envs 2 --num-steps 8 --num-minibatches 2"
 PROCGEN_NEEDS = ["envpool", "envpool.procgen.procgen_envpool"]  # the second needs Qt
 
 
@@ -120,7 +123,6 @@ DDPG_TAGS += ["losses/qf1_values", "losses/qf1_loss", "losses/actor_loss"]
 TD3_TAGS = [*DDPG_TAGS, "losses/qf2_values", "losses/qf2_loss", "losses/qf_loss"]
 OFF_POLICY_QUICK = (
     "--total-timesteps 600 --learning-starts 200 --num-envs 2 --batch-size 16 --buffer-size 500"
-    " --checkpoints 1"
 )
 OFF_POLICY_PROBE = (
     "--total-timesteps 1500 --learning-starts 200 --batch-size 32 --buffer-size 2000 --tau 0.1"
@@ -167,11 +169,13 @@ def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 
 def untrained_teacher(name: str, env_id: str) -> None:
-    """A model of dqn_atari or dqn_atari_jax, as the file teacher.cleanrl_model."""
+    """A model of dqn_atari or dqn_atari_jax, always the same, as teacher.cleanrl_model."""
     import gymnasium as gym
+    import torch
 
     from cleanrl_utils.running.evaluation import import_script, save_model
 
+    torch.manual_seed(0)
     module = import_script(name)
     args = module.Args(env_id=env_id, exp_name=name)
     envs = gym.vector.SyncVectorEnv([module.make_env(env_id, 1, 0, False, "")])
@@ -198,6 +202,7 @@ SCRIPTS = [
     Script(
         name="ppo",
         env_id="CartPole-v1",
+        checkpoints=100,
         quick="--total-timesteps 2048 --num-steps 64",
         tags=PPO_TAGS,
         probe="--total-timesteps 12000 --learning-rate 0.005 --num-steps 32 --ent-coef 0",
@@ -207,7 +212,8 @@ SCRIPTS = [
     Script(
         name="ppo_atari",
         env_id="BreakoutNoFrameskip-v4",
-        quick=f"{ATARI_QUICK} --num-envs 2",
+        checkpoints=100,
+        quick=f"{SHORT_ATARI_QUICK} --num-envs 2",
         tags=PPO_TAGS,
         probe=f"{ATARI_PROBE} --num-envs 4",
         probe_suffix="Pixels",
@@ -219,7 +225,7 @@ SCRIPTS = [
     Script(
         name="ppo_atari_lstm",
         env_id="BreakoutNoFrameskip-v4",
-        quick=f"{ATARI_QUICK} --num-envs 2",
+        quick=f"{SHORT_ATARI_QUICK} --num-envs 2",
         tags=PPO_TAGS,
         probe=f"{ATARI_PROBE} --num-envs 4",
         probe_suffix="Pixels",
@@ -230,6 +236,7 @@ SCRIPTS = [
     Script(
         name="ppo_trxl",
         env_id="MortarMayhem-Grid-v0",
+        checkpoints=100,
         quick=f"{ATARI_QUICK} --num-envs 2 --torch-threads 1 --trxl-dim 32 --trxl-num-layers 2"
         " --trxl-memory-length 16",
         tags=[*PPO_TAGS, "charts/entropy_coefficient", "losses/reconstruction_loss"]
@@ -237,7 +244,7 @@ SCRIPTS = [
         probe="--total-timesteps 6400 --anneal-steps 6400 --init-lr 0.02 --final-lr 0.004"
         " --num-envs 8 --num-steps 12 --num-minibatches 2 --update-epochs 4 --no-clip-vloss"
         " --max-grad-norm 10 --trxl-dim 32 --trxl-num-layers 1 --trxl-memory-length 6"
-        " --checkpoints 1 --torch-threads 1",
+        " --torch-threads 1",
         probes=["Both", "Truncation"],
         values=lambda g, obs: trxl_of(g, obs, lambda agent, _, h: agent.critic(h).squeeze(-1)),
         acts=lambda g, obs: trxl_of(g, obs, lambda agent, actions, _: actions),
@@ -302,7 +309,7 @@ SCRIPTS = [
     Script(
         name="ppo_atari_multigpu",
         env_id="BreakoutNoFrameskip-v4",
-        quick=f"{ATARI_QUICK} --local-num-envs 2",
+        quick=f"{SHORT_ATARI_QUICK} --local-num-envs 2",
         tags=PPO_TAGS,
         probe=f"{ATARI_PROBE} --local-num-envs 4",
         probe_suffix="Pixels",
@@ -314,6 +321,7 @@ SCRIPTS = [
     Script(
         name="ppo_continuous_action",
         env_id="probes:ProbeBothContinuous-v0",
+        checkpoints=100,
         quick=PPO_CONTINUOUS_QUICK,
         tags=PPO_TAGS,
         probe=PPO_CONTINUOUS_PROBE,
@@ -338,6 +346,7 @@ SCRIPTS = [
     Script(
         name="sac_continuous_action",
         env_id="Pendulum-v1",
+        checkpoints=100,
         quick=OFF_POLICY_QUICK,
         tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
         probe=f"{OFF_POLICY_PROBE} --q-lr 0.003 --policy-lr 0.003 --no-autotune --alpha 0.001",
@@ -351,7 +360,8 @@ SCRIPTS = [
         name="sac_atari",
         env_id="BreakoutNoFrameskip-v4",
         quick="--total-timesteps 400 --learning-starts 200 --num-envs 2 --torch-threads 1"
-        " --batch-size 4 --buffer-size 300 --update-frequency 10 --target-network-frequency 50",
+        " --batch-size 4 --buffer-size 300 --update-frequency 10 --target-network-frequency 50"
+        f" {SHORT_GAMES}",
         tags=[*(tag for tag in TD3_TAGS if "episodic" not in tag), "losses/alpha"],
         probe="--total-timesteps 800 --learning-starts 100 --torch-threads 1 --batch-size 8"
         " --buffer-size 1000 --q-lr 0.002 --policy-lr 0.001 --target-network-frequency 4 --tau 0.5"
@@ -389,6 +399,7 @@ SCRIPTS = [
     Script(
         name="dqn",
         env_id="CartPole-v1",
+        checkpoints=100,
         quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
         tags=[*DQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=DQN_PROBE,
@@ -398,6 +409,7 @@ SCRIPTS = [
     Script(
         name="c51",
         env_id="CartPole-v1",
+        checkpoints=100,
         quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
         tags=[*C51_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=f"{DQN_PROBE} {C51_PROBE}",
@@ -407,7 +419,7 @@ SCRIPTS = [
     Script(
         name="dqn_atari",
         env_id="BreakoutNoFrameskip-v4",
-        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK}",
+        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK} {SHORT_GAMES}",
         tags=DQN_TAGS,
         probe=DQN_PIXELS_PROBE,
         probe_suffix="Pixels",
@@ -419,7 +431,7 @@ SCRIPTS = [
     Script(
         name="c51_atari",
         env_id="BreakoutNoFrameskip-v4",
-        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK}",
+        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK} {SHORT_GAMES}",
         tags=C51_TAGS,
         probe=f"{DQN_PIXELS_PROBE} {C51_PROBE}",
         probe_suffix="Pixels",
@@ -470,6 +482,7 @@ SCRIPTS = [
     Script(
         name="dqn_jax",
         env_id="CartPole-v1",
+        checkpoints=100,
         quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
         tags=[*DQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=DQN_PROBE,
@@ -490,7 +503,7 @@ SCRIPTS = [
     Script(
         name="dqn_atari_jax",
         env_id="BreakoutNoFrameskip-v4",
-        quick=f"--total-timesteps 240 --num-envs 2 {DQN_QUICK}",
+        quick=f"--total-timesteps 240 --num-envs 2 {DQN_QUICK} {SHORT_GAMES}",
         tags=DQN_TAGS,
         probe=DQN_PIXELS_PROBE.replace("--torch-threads 1", ""),
         probe_suffix="Pixels",
@@ -502,7 +515,7 @@ SCRIPTS = [
     Script(
         name="c51_atari_jax",
         env_id="BreakoutNoFrameskip-v4",
-        quick=f"--total-timesteps 240 --num-envs 2 {DQN_QUICK}",
+        quick=f"--total-timesteps 240 --num-envs 2 {DQN_QUICK} {SHORT_GAMES}",
         tags=C51_TAGS,
         probe=f"{DQN_PIXELS_PROBE} {C51_PROBE}".replace("--torch-threads 1", ""),
         probe_suffix="Pixels",

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from cleanrl_utils import benchmark
-from cleanrl_utils.launching import clusters, jobs
+from cleanrl_utils.launching import jobs, local
+from cleanrl_utils.launching import slurm as slurm_backend
 from cleanrl_utils.launching.jobs import Command, Job
 from cleanrl_utils.running.settings import parse_command
 
@@ -31,11 +32,11 @@ def call(*flags: str, cwd: Path, **variables: str) -> subprocess.CompletedProces
 
 
 def finished_runs(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob("runs/*/finished.json"))
+    return sorted(path.parent for path in folder.glob("*runs/*/finished.json"))
 
 
 def the_log(folder: Path, name: str) -> str:
-    (path,) = folder.glob(f"runs/.benchmark/{name}__*/log.txt")
+    (path,) = folder.glob(f"*runs/.benchmark/{name}__*/log.txt")
     return path.read_text()
 
 
@@ -104,7 +105,7 @@ def test_the_documented_command_runs_as_typed(tmp_path: Path) -> None:
     assert "tracked offline" in done.stdout
     (run,) = finished_runs(tmp_path)
     assert list(run.glob("wandb/offline-run-*")), "no offline W&B files"
-    assert list(tmp_path.glob("videos/*/*.mp4")), "no video"
+    assert list(run.glob("videos/**/*.mp4")), "no video"
 
 
 def test_workers_0_prints_the_commands_seed_by_seed(capsys: pytest.CaptureFixture) -> None:
@@ -178,10 +179,23 @@ def test_a_number_too_many_is_right_for_slurm_only(
 def test_one_threads_each_and_gpus_are_spread() -> None:
     assert jobs.environment()["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
     name = "CUDA_VISIBLE_DEVICES"
-    slots = [benchmark.gpus_of(slot, ["0", "1"], None) for slot in range(3)]
+    slots = [local.gpus_of(slot, ["0", "1"], None) for slot in range(3)]
     assert slots == [{name: "0"}, {name: "1"}, {name: "0"}]
-    assert benchmark.gpus_of(1, ["0", "1", "2", "3"], 2) == {name: "2,3"}
-    assert benchmark.gpus_of(1, ["0"], None) == benchmark.gpus_of(1, ["0", "1"], 0) == {}
+    assert local.gpus_of(1, ["0", "1", "2", "3"], 2) == {name: "2,3"}
+    assert local.gpus_of(1, ["0"], None) == local.gpus_of(1, ["0", "1"], 0) == {}
+
+
+def test_jax_runs_that_share_a_gpu_share_its_memory() -> None:
+    args = benchmark.BenchmarkArgs(workers=3)
+    assert local.sharing(args, []) == local.sharing(args, ["0", "1", "2"]) == 1
+    assert local.sharing(args, ["0"]) == 3 and local.sharing(args, ["0", "1"]) == 2
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    assert local.gpu_memory(1, {}) == {}
+    shared = local.gpu_memory(3, {})
+    assert shared == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", name: "0.30"}
+    assert local.gpu_memory(3, {name: "0.5"}) == {}, "what the user has set stays"
+    assert name in local.describe_memory("jaxlib: RESOURCE_EXHAUSTED: Out of memory")
+    assert local.describe_memory("ValueError") == ""
 
 
 STAND_IN = """
@@ -213,6 +227,119 @@ def test_a_run_that_cannot_be_continued_begins_anew(
     assert benchmark.main([*flags, "python x.py crash"]) == 1  # refused, anew, and crashed again
     said = capsys.readouterr().out
     assert "x__1 goes on" in said and "tried again from the start" in said and "x__1 starts" in said
+
+
+COUNTS = """
+import json, os, pathlib, sys
+import helper
+folder = pathlib.Path("runs") / f"run{len(list(pathlib.Path('runs').glob('run*')))}"
+if "--resume" in sys.argv:
+    folder = pathlib.Path(sys.argv[sys.argv.index("--resume") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "run.json").write_text(json.dumps({"args": {}, "git": {}}))
+place = pathlib.Path(os.environ["CLEANRL_FOLDER_FILE"])
+place.write_text(os.path.relpath(folder, place.parent))
+if "crash" in sys.argv:
+    sys.exit(1)
+(folder / "finished.json").write_text(json.dumps({"episodic_return": helper.SCORE}))
+"""
+
+
+def test_a_result_belongs_to_the_code_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """For a script that no repository knows, and for a module beside it."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "elsewhere" / "x.py"
+    helper = script.with_name("helper.py")
+    script.parent.mkdir()
+    script.write_text(COUNTS)
+    helper.write_text("SCORE = 1.0\n")
+    flags = ["--num-seeds", "2", "--workers", "2", "--retries", "0"]
+    flags += ["--command", "python elsewhere/x.py"]
+    assert benchmark.main(flags) == 0
+    said = capsys.readouterr().out
+    assert "x: return 1.0 ± 0.0 over 2 seeds" in said and "other code" not in said
+
+    (tmp_path / "docs.md").write_text("a page")
+    (script.parent / "unrelated.py").write_text("x = 1\n")
+    helper.write_text('"""Says more."""\n\nSCORE = 1.0  # a comment\n')
+    assert benchmark.main(flags) == 0
+    assert "2 of 2 runs are finished already" in capsys.readouterr().out
+
+    helper.write_text("SCORE = 2.0\n")
+    assert benchmark.main(flags) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2 runs made by other code: run anew (x__1, x__2; the old: runs/run" in said
+    assert "x: return 2.0 ± 0.0 over 2 seeds" in said
+    assert len(finished_runs(tmp_path)) == 4, "old runs stay"
+
+    script.write_text(COUNTS + "print('more')\n")
+    assert benchmark.main(flags) == 0
+    assert "made by other code: run anew" in capsys.readouterr().out
+    assert benchmark.main(flags) == 0
+    assert "2 of 2 runs are finished already" in capsys.readouterr().out
+
+    script.write_text(COUNTS)  # the results of this code are still there
+    assert benchmark.main(flags) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2 runs are finished already" in said and "return 2.0" in said
+
+
+def test_a_run_of_other_code_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "x.py"
+    script.write_text(COUNTS)
+    (tmp_path / "helper.py").write_text("SCORE = 1.0\n")
+    flags = ["--num-seeds", "1", "--workers", "1", "--retries", "0"]
+    flags += ["--command", "python x.py crash"]
+    assert benchmark.main(flags) == 1
+    assert benchmark.main(flags) == 1
+    assert "x__1 goes on" in capsys.readouterr().out
+    script.write_text(COUNTS.replace("sys.exit(1)", "pass"))
+    assert benchmark.main(flags) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1 runs made by other code: run anew (x__1; the old: runs/run0)" in said
+    assert "x__1 starts" in said and "goes on" not in said
+
+
+def test_a_run_that_takes_too_long_is_ended_and_one_that_hangs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "SILENT", 0.5)
+    monkeypatch.setattr(local, "REFRESH", 0.1)
+    monkeypatch.setattr(local, "PATIENCE", 0.5)
+    stubborn = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
+    (tmp_path / "x.py").write_text(stubborn + "while True: time.sleep(1)\n")
+    flags = ["--num-seeds", "1", "--workers", "1", "--retries", "5", "--command", "python x.py"]
+    began = time.monotonic()
+    assert benchmark.main([*flags, "--timeout", "0.04"]) == 1
+    assert time.monotonic() - began < 20
+    said = capsys.readouterr()
+    assert said.out.count("x__1 hangs? nothing new for") == 1 and "--timeout MINUTES" in said.out
+    assert "x__1 FAILED: ended after 0.04 minutes (--timeout)" in said.out
+    assert said.out.count("starts") == 1 and "1 of 1 runs failed: x__1" in said.err
+    with pytest.raises(SystemExit):
+        benchmark.main([*flags, "--timeout", "-1"])
+    assert "--timeout takes minutes" in capsys.readouterr().err
+    args = benchmark.BenchmarkArgs(timeout=2.5)
+    assert "--timeout 2.5" in " ".join(benchmark.same_command(args, [], "0"))
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "qdagger"])
+def test_without_workers_our_own_benchmarks_start_nothing(name: str, tmp_path: Path) -> None:
+    """Every call of the tool gets --workers 0."""
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WORKERS": "0", "GPU_WORKERS": "0"}
+    words = ["sh", str(ROOT / f"benchmark/{name}.sh")]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines
+    assert all(line.endswith("--workers 0") for line in lines), lines
 
 
 def test_a_mistake_in_the_command_is_not_tried_again(
@@ -380,7 +507,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None:
     flags = ["--env-ids", "CartPole-v1", "faulty:Crash-v0", "--num-seeds", "1", "--workers", "2"]
-    flags += ["--command", PPO.replace("2048", "16384"), "--retries", "0", "--backend", "slurm"]
+    command = PPO.replace("2048", "16384") + " --runs-dir 'my runs'"
+    flags += ["--command", command, "--retries", "0", "--backend", "slurm"]
     flags += ["--slurm-gpus-per-task", "0", "--slurm-ntasks", "1", "--slurm-nodes", "1"]
     flags += ["--slurm-total-cpus", "1"]
     sent = call(*flags, cwd=tmp_path)
@@ -388,7 +516,7 @@ def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None
     number = sent.stdout.partition("as Slurm job ")[2].partition(";")[0]
     checkpoint = ".benchmark/../CartPole-v1__ppo__1__*/checkpoint.safetensors"
     for _ in range(600):
-        if list(tmp_path.glob(f"runs/{checkpoint}")):
+        if list(tmp_path.glob(f"my runs/{checkpoint}")):
             break
         time.sleep(0.1)
     done = subprocess.run(["scontrol", "requeue", f"{number}_0"], capture_output=True, text=True)
@@ -400,6 +528,7 @@ def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None
     assert "1 of 2 runs failed: Crash-v0__ppo__1" in waited.stderr, said
     log = the_log(tmp_path, "CartPole-v1__ppo__1")
     assert log.count("$ ") == 2 and "resumes at step" in log
+    assert list(tmp_path.glob(f"my runs/.benchmark/slurm/{number}_0.txt")), "its own log"
     assert len(finished_runs(tmp_path)) == 1
 
 
@@ -432,7 +561,7 @@ def test_the_slurm_script_follows_its_flags(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["#!/bin/bash", "#SBATCH --array=0-5"]
     assert "--index slurm" in lines[2] and "SBATCH -G" not in "\n".join(lines)
-    assert clusters.as_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert slurm_backend.as_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
 def test_the_number_of_a_run_comes_from_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,3 +572,13 @@ def test_the_number_of_a_run_comes_from_the_scheduler(monkeypatch: pytest.Monkey
     assert benchmark.number_of("slurm", args) == 7
     assert benchmark.number_of("aws-batch", args) == 5
     assert benchmark.number_of("4", args) == 4
+
+
+def test_runs_without_a_finished_episode_are_named() -> None:
+    known = [{"episodic_return": 10.0}, {"episodic_return": 30.0}]
+    assert benchmark.describe_scores(known) == "return 20.0 ± 14.1 over 2 seeds"
+    assert benchmark.describe_scores(known[:1]) == "return 10.0 over 1 seed"
+    some = benchmark.describe_scores([*known, {"step": 100}])
+    assert some == "return 20.0 ± 14.1 over 2 seeds (1 of 3 finished no episode)"
+    assert benchmark.describe_scores([{"step": 100}]) == "no finished episode"
+    assert local.describe_result({"step": 100, "seconds": 2.0}).endswith(", no finished episode")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from episodes import FRAMES, STACK, Episodes, everything, pictures
 from gymnasium.spaces import Box, Discrete
 
 from cleanrl_utils.errors import BadInput
@@ -22,57 +23,12 @@ from cleanrl_utils.replay.buffers import (
 )
 from cleanrl_utils.running import checkpoint
 
-STACK = 4
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
-FRAMES = Box(0, 2**30, (STACK, 2, 2), np.int32)  # numbers large enough for every frame to differ
 CONTROL = Box(-1, 1, (2,), np.float32)
-
-
-class Episodes:
-    """Vector environments in next-step autoreset whose frames are 1, 2, 3, ... and never the same.
-
-    It remembers each real transition, with stacks as Gymnasium's FrameStackObservation makes them.
-    """
-
-    def __init__(self, num_envs: int, seed: int = 0, ends: float = 0.2):
-        self.num_envs, self.ends, self.rng = num_envs, ends, np.random.default_rng(seed)
-        self.frame = self.turn = 0
-        self.remembered: list[SimpleNamespace] = []
-        self.reset()
-
-    def reset(self) -> None:
-        self.stacks = [[self.new_frame()] * STACK for _ in range(self.num_envs)]
-        self.ended = np.zeros(self.num_envs, bool)
-
-    def new_frame(self) -> int:
-        self.frame += 1
-        return self.frame
-
-    def step(self) -> tuple[np.ndarray, ...]:
-        """One turn, in the order that `add` takes it."""
-        obs, real = np.array(self.stacks), ~self.ended
-        for i, stack in enumerate(self.stacks):
-            frame = self.new_frame()
-            self.stacks[i] = [frame] * STACK if self.ended[i] else [*stack[1:], frame]
-        next_obs = np.array(self.stacks)
-        self.ended = real & (self.rng.random(self.num_envs) < self.ends)
-        terminated = self.ended & (self.rng.random(self.num_envs) < 0.5)  # the rest is truncated
-        actions = self.rng.uniform(-1, 1, (self.num_envs, 2)).astype(np.float32)
-        rewards = self.rng.normal(size=self.num_envs).astype(np.float32)
-        for i in np.flatnonzero(real):
-            step = (obs[i], next_obs[i], actions[i], rewards[i], terminated[i])
-            truncated = self.ended[i] and not terminated[i]
-            self.remembered.append(SimpleNamespace(turn=self.turn, step=step, truncated=truncated))
-        self.turn += 1
-        return obs, next_obs, actions, rewards, terminated, real
 
 
 def vectors(stacks: np.ndarray) -> np.ndarray:
     return stacks[..., :3].astype(np.float32)
-
-
-def pictures(stacks: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(stacks[..., None, None], (*stacks.shape, 2, 2)).astype(np.int32)
 
 
 def fill(buffer: ReplayBuffer | FrameReplayBuffer, episodes: Episodes, turns: int) -> None:
@@ -80,16 +36,6 @@ def fill(buffer: ReplayBuffer | FrameReplayBuffer, episodes: Episodes, turns: in
     for _ in range(turns):
         obs, next_obs, *rest = episodes.step()
         buffer.add(see(obs), see(next_obs), *rest)
-
-
-def everything(buffer: ReplayBuffer | FrameReplayBuffer) -> Batch:
-    """All that `sample` can return, each once."""
-    size = len(buffer)
-    buffer._draw = lambda batch_size, limit: torch.arange(int(limit))
-    try:
-        return buffer.sample(size)
-    finally:
-        del buffer._draw
 
 
 def expected(kept: list[SimpleNamespace], see: Callable[[np.ndarray], np.ndarray]) -> Batch:

@@ -24,8 +24,10 @@ import pytest
 from conftest import ROOT
 from table import SCRIPTS
 
-from cleanrl_utils import docs
-from cleanrl_utils.pages import scripts
+from cleanrl_utils.analysis import palette
+from cleanrl_utils.errors import BadInput
+from cleanrl_utils.pages import code, diffs, films, notes, readme, results, scripts, tags
+from cleanrl_utils.pages.site import Site
 from cleanrl_utils.running.evaluation import import_script
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -47,8 +49,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages() -> docs.Pages:
-    return docs.Pages()
+def pages() -> Site:
+    return Site()
 
 
 class Page:
@@ -95,10 +97,10 @@ def test_every_internal_link_leads_somewhere(site: Path) -> None:
 
 
 def test_a_link_to_code_that_is_not_there_ends_a_strict_build(pages, caplog) -> None:
-    assert pages.find_line("ppo.py", "def gae(")[1] > 100
-    for file, code in [("ppo.py", "no such code"), ("ppo.py", "args."), ("absent.py", "x")]:
+    assert notes.find_line("ppo.py", "def gae(")[1] > 100
+    for file, text in [("ppo.py", "no such code"), ("ppo.py", "args."), ("absent.py", "x")]:
         with pytest.raises(LookupError):
-            pages.find_line(file, code)
+            notes.find_line(file, text)
     page = SimpleNamespace(file=SimpleNamespace(src_uri="x.md"))
     with caplog.at_level(logging.WARNING):
         assert pages.resolve('[this](src:ppo.py#"no such code")', page, None) == "this"
@@ -107,21 +109,49 @@ def test_a_link_to_code_that_is_not_there_ends_a_strict_build(pages, caplog) -> 
 
 
 @one_build
-def test_notes_stand_below_the_lines_they_explain(site: Path) -> None:
+def test_notes_follow_the_lines_they_explain(site: Path) -> None:
     text = (site / "source" / "ppo.html").read_text()
-    notes = re.findall(r'<div class="line noted" id="L\d+">.*?</div><div class="note">', text)
-    assert len(notes) >= 10
+    line = r'<div class="line noted" id="L(\d+)">.*?</div><div class="note" data-line="(\d+)">'
+    found = re.findall(line, text)
+    assert len(found) >= 10 and all(a == b for a, b in found)
+    assert "https://github.com/openai/baselines/" in text  # a note keeps the link to its source
+
+
+def test_a_paragraph_about_lines_close_to_each_other_is_one_note() -> None:
+    text = """# Title (T)
+
+1. **[One](src:ppo.py#"approx_kl = masked_mean(ratio - 1 - logratio, real)")** and
+   [two](src:ppo.py#"clipfrac = masked_mean("), and [far](src:ppo.py#"def gae("), see
+   [paper](https://arxiv.org/abs/1).
+"""
+    found: notes.Notes = {}
+    notes.add_notes(found, text, "x.md")
+    lines = [
+        notes.find_line("ppo.py", code)[1]
+        for code in ("approx_kl = masked_mean(ratio -", "def gae(")
+    ]
+    assert sorted(found["ppo.py"]) == sorted(lines)
+    (note,) = found["ppo.py"][lines[0]]
+    assert note.text.endswith('see <a href="https://arxiv.org/abs/1">paper</a>.')
+
+
+@one_build
+def test_search_finds_pages_and_no_code(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    assert not [x["location"] for x in index if x["location"].startswith("source/")]
+    text = " ".join(x["text"] for x in index)
+    assert "clipped surrogate objective" in text and "SyncVectorEnv([" not in text
 
 
 def test_words_that_changed_stand_out() -> None:
-    left, right = docs.changed_words(["x = f(a, 1)", "same"], ["x = f(b, 1)", "same"])
+    left, right = diffs.changed_words(["x = f(a, 1)", "same"], ["x = f(b, 1)", "same"])
     assert left == {0: {6}} and right == {0: {6}}
-    (line,) = docs.highlight("x = f(b, 1)\n", right)
+    (line,) = code.highlight("x = f(b, 1)\n", right)
     assert plain(line) == "x = f(b, 1)" and re.findall("<mark>(.*?)</mark>", line) == [
         '<span class="n">b</span>'
     ]
     source = (ROOT / "cleanrl" / "ppo.py").read_text()
-    shown = [html.unescape(re.sub("<[^>]*>", "", line)) for line in docs.highlight(source)]
+    shown = [html.unescape(re.sub("<[^>]*>", "", line)) for line in code.highlight(source)]
     assert shown == source.splitlines()  # nothing is lost on the way
 
 
@@ -169,9 +199,29 @@ TAGS += ["charts/c"]
 x = Means("losses/d", *(f"losses/{name}_two" for name in NAMES))
 metrics = {"losses/e": f(x)}
 """
-    found = set(scripts.Script("x", source).tags) - set(scripts.ALWAYS)
+    found = set(scripts.Script("x", source).tags) - set(tags.ALWAYS)
     wanted = {f"losses/{x}" for x in ("a", "b", "d", "a_two", "b_two", "e")} | {"charts/c"}
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("run.log_episode(x, y, step, average=20)", {"charts/avg_episodic_return"}),
+        ("run.log_rollout(x, y, step, average=args.window)", {"charts/avg_episodic_return"}),
+        ("run.log_episode(x, y, step, average=0)", set()),
+        ("other(x, average=20)  # average=20", set()),
+        ('run.log_episodes(infos, step, "teacher/")', {"charts/teacher/episodic_return"}),
+        (
+            'length, suffix = y, f"-player{i}"\nrun.log_episode(x, length, step, suffix)',
+            {"charts/episodic_return-player0", "charts/episodic_return-player1"},
+        ),
+    ],
+)
+def test_tags_of_episodes_come_from_the_calls_that_log_them(code: str, wanted: set) -> None:
+    found = set(scripts.Script("x", code).tags) - set(tags.ALWAYS)
+    lengths = {tag.replace("_return", "_length") for tag in wanted}
+    assert found == wanted | lengths
 
 
 def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
@@ -181,27 +231,91 @@ def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
             continue  # a copy of a script, made to compare with
         text = pages.results_of(pages.scripts[group.script])
         assert f"| `{group.env_id}`" in text and group.score() in text and "data-part" in text
-        assert all(fact["run"] in docs.curves(group.name) for fact in group.runs)
+        assert all(fact["run"] in results.read_curves(group.name) for fact in group.runs)
+
+
+def test_one_seed_has_no_deviation() -> None:
+    run = {"seed": 1, "final_return": 10.0, "best_return": 11.0, "seconds": 60.0, "steps": 100}
+    group = results.Group("ppo", "ppo", "CartPole-v1", 100, [run])
+    assert group.score() == "10.00"
+    group.runs.append(run | {"final_return": 14.0})  # the same seed again
+    assert group.score() == "12.00" and group.seeds == 1
+    group.runs[1]["seed"] = 2
+    assert group.score() == "12.00\u00a0±\u00a02.83"  # of a sample: divided by n - 1
+    assert all(("±" in x.score()) == (x.seeds > 1) for x in results.read_groups())
+
+
+@pytest.mark.parametrize("count", [1, 8, 20, 45])
+def test_colours_do_not_repeat(count: int) -> None:
+    found = palette.colors(count)
+    assert len(set(found)) == count and all(re.fullmatch("#[0-9a-f]{6}", x) for x in found)
+
+
+def test_every_line_of_a_chart_has_its_colour(pages) -> None:
+    text = results.charts_html(pages.groups, {})
+    data = json.loads(text[text.index(">{") + 1 : text.index("</script>")])
+    names = {line["name"] for chart in data["charts"] for line in chart["lines"]}
+    assert len(names) > 8 and len(set(data["colors"])) == len(names)
+
+
+def test_a_page_without_results_does_not_deny_published_ones(pages) -> None:
+    for name in ("ppo_pettingzoo_ma_atari", "ppo_continuous_action_isaacgym"):
+        text = pages.results_of(pages.scripts[name])
+        assert "No run of ours" in text and "published" not in text
+
+
+def test_commands_are_broken_between_words_only(pages) -> None:
+    (group,) = [x for x in pages.groups if (x.name, x.env_id) == ("ppo", "CartPole-v1")]
+    text = results.provenance([group])
+    assert "<span>--env-id</span> <span>CartPole-v1</span>" in text and "--seed" not in text
+    assert results.commands_of("ppo") == " Commands: `sh benchmark/ppo.sh`."
 
 
 def test_readme_has_the_table_and_the_pictures() -> None:
-    readme = README.read_text()
-    assert docs.fill_readme(readme) == readme, "run python -m cleanrl_utils.docs"
+    text = README.read_text()
+    assert readme.fill_readme(text) == text, "run python -m cleanrl_utils.docs"
     for name in scripts.read_scripts():
-        assert f"cleanrl/{name}.py" in readme
-    for picture in re.findall(r"\((docs/assets/[^)]+)\)", readme):
-        assert (ROOT / picture).stat().st_size < 500_000
-    for link in re.findall(r"\]\((?!http)([^)#]+)", readme):
+        assert f"cleanrl/{name}.py" in text
+    pictures = re.findall(r"!\[.*?\]\((docs/assets/[^)]+)\)", text)
+    assert len(pictures) == 2  # curves and agents
+    for picture in pictures:
+        assert (ROOT / picture).stat().st_size < (
+            1_500_000 if picture.endswith(".gif") else 500_000
+        )
+    for link in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (ROOT / link).exists(), link
 
 
 def test_pictures_are_made_by_commands(train: Callable, tmp_path: Path) -> None:
-    docs.draw_curves(tmp_path / "curves.png")
+    readme.draw_curves(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 20_000
     done = train("ppo", "--total-timesteps 512 --num-steps 32 --save-model --eval-episodes 1")
-    path = docs.film(str(done.folder), tmp_path)
-    assert path.name == "cartpole.gif" and path.read_bytes()[:3] == b"GIF"
-    assert 1000 < path.stat().st_size < 500_000
+    folder, strip = tmp_path / "films", tmp_path / "strip.gif"
+    path, *_ = films.make_films([str(done.folder)] * 2, folder, strip)
+    assert path.name == "ppo__CartPole-v1.gif" and path.read_bytes()[:3] == b"GIF"
+    assert 1000 < path.stat().st_size < 500_000 and strip.stat().st_size < 1_500_000
+    (film,) = films.read_films(folder)
+    assert (film.script, film.env_id, film.steps) == ("ppo", "CartPole-v1", 512)
+    assert film.episodic_return >= 1 and film.command.startswith("python cleanrl/ppo.py")
+    assert films.read_strip(strip) == [film, film]
+    path.unlink()
+    assert films.read_films(folder) == []  # facts without their film
+    with pytest.raises(BadInput) as bad:
+        films.make_films([str(tmp_path)], folder, strip)
+    assert bad.value.message == f"--gif {tmp_path}: has no model; train with --save-model"
+
+
+@one_build
+def test_films_stand_among_the_results_of_their_script(site: Path) -> None:
+    shown = films.read_films()
+    assert shown and [film.env_id for film in films.read_strip()]
+    for film in shown:
+        page = (site / scripts.read_scripts()[film.script].page).with_suffix(".html").read_text()
+        (figure,) = re.findall(rf'<figure class="film"[^>]*>.*?{film.file}.*?</figure>', page)
+        assert f"{film.episodic_return:,.0f}" in figure and film.env_id in figure
+    for kind in ("mp4", "webm"):
+        moved = dataclasses.replace(shown[0], file=f"x.{kind}")
+        assert "<video" in films.film_html("x", moved)
 
 
 def test_films_are_of_what_the_page_says(train: Callable) -> None:
@@ -394,7 +508,7 @@ def test_the_example_never_acts_invalidly_and_learns(train: Callable, monkeypatc
 def test_the_example_is_small() -> None:
     ours, theirs = EXAMPLE.read_text(), (ROOT / "cleanrl" / "ppo.py").read_text()
     code = [re.sub(r"^\s*#.*\n", "", text, flags=re.M) for text in (theirs, ours)]
-    gone, new = docs.diff_size(*code)
+    gone, new = diffs.diff_size(*code)
     assert gone <= 25 and new <= 45, (gone, new)
 
 
@@ -409,6 +523,7 @@ def test_the_site_in_a_browser(site: Path, width: int) -> None:
         pytest.skip(f"{CHROMIUM} is not installed")
     said: list[str] = []
     requests: list[str] = []
+    every = scripts.read_scripts()
     with playwright.sync_playwright() as p:
         options = ["--no-sandbox", "--disable-dev-shm-usage"]
         browser = p.chromium.launch(executable_path=str(CHROMIUM), args=options)
@@ -426,15 +541,27 @@ def test_the_site_in_a_browser(site: Path, width: int) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
         visit("index")
-        assert page.locator("img.hero").evaluate("image => image.naturalWidth") > 100
+        assert page.locator("img.strip").evaluate("image => image.naturalWidth") > 100
         if width < 1000:
             page.locator("label[for=__search]:visible").first.click()
         page.locator(".md-search__input").click()
         page.locator(".md-search__input").type("truncation")
         page.locator(".md-search-result__item").first.wait_for(timeout=5000)
 
+        assert page.locator("path.curve").first.is_visible()
+        assert page.locator(".cards li").count() == len({x.page for x in every.values()})
+
         visit("rl-algorithms/overview")
         assert page.locator("td", has_text="ppo_atari_lstm.py").first.is_visible()
+        heights = page.locator("td:first-child code").evaluate_all(
+            "all => all.map(x => x.offsetHeight)"
+        )
+        assert max(heights) < 1.5 * min(heights)  # no name is broken
+        table = page.locator(".md-typeset__table table").first
+        overflow = table.evaluate(
+            "x => x.scrollWidth - x.closest('.md-typeset__scrollwrap').clientWidth"
+        )
+        assert overflow <= 0 or width < 1000
 
         visit("rl-algorithms/ppo")
         place = page.locator(".curves").first
@@ -452,7 +579,18 @@ def test_the_site_in_a_browser(site: Path, width: int) -> None:
         assert "ppo" in place.locator(".tip").first.inner_text()
 
         visit("source/ppo")
-        assert page.locator(".note").first.is_visible() and page.locator("#L100").count() == 1
+        note = page.locator(".note").first
+        assert note.is_visible() and page.locator("#L100").count() == 1
+        line = page.locator(f"#L{note.get_attribute('data-line')}")
+        a, b = note.bounding_box(), line.bounding_box()
+        assert a and b and (a["x"] > b["x"] + b["width"] - 1) == (width > 1000)  # beside, or below
+        assert (abs(a["y"] - b["y"]) < 2) == (width > 1000)
+        boxes = [x.bounding_box() for x in page.locator(".note").all()]
+        ends = [box["y"] + box["height"] for box in boxes if box]
+        assert all(end <= box["y"] for end, box in zip(ends, boxes[1:], strict=False) if box)
+        if width > 1000:
+            page.locator(".md-sidebar--secondary a", has_text="gae").click()
+            assert page.url.endswith(f"#L{notes.find_line('ppo.py', 'def gae(')[1]}")
 
         for name in ("ppo_atari", "ppo_continuous_action", "ppo_jax"):
             visit(f"source/{name}-diff")

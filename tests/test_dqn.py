@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cleanrl import c51, dqn
+from cleanrl import c51, c51_atari, dqn
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running.evaluation import build, save_model
 from cleanrl_utils.speed.inference import in_numpy
@@ -43,6 +43,18 @@ def test_projection_keeps_mass_and_mean() -> None:
     projected = c51.project(probs, returns, atoms)
     assert torch.allclose(projected.sum(1), torch.ones(64), atol=1e-5)
     assert torch.allclose(projected @ atoms, (probs * returns).sum(1), atol=1e-4)
+
+
+@pytest.mark.parametrize("v_min, v_max, n_atoms", [(-10, 10, 51), (-100, 100, 101), (-1, 3, 7)])
+@pytest.mark.parametrize("script", [c51, c51_atari])
+def test_mass_on_an_atom_stays_there(script, v_min: int, v_max: int, n_atoms: int) -> None:
+    """Reward 0 and gamma 1 map the atoms onto themselves, however often."""
+    atoms = torch.linspace(v_min, v_max, n_atoms)
+    first = torch.rand(8, n_atoms).softmax(-1)
+    probs = first
+    for _ in range(1000):
+        probs = script.project(probs, atoms.expand(8, -1), atoms)
+    assert (probs - first).abs().max() < 1e-6
 
 
 def test_epsilon_falls_in_a_line_and_stays() -> None:

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +11,11 @@ import gymnasium as gym
 import pytest
 import yaml
 from conftest import ROOT
-from hub import Hub
+from hub import Hub, command
 
 from cleanrl import ppo
 from cleanrl_utils import huggingface
-from cleanrl_utils.running import evaluation
+from cleanrl_utils.running import checkpoint, evaluation
 
 ENV_ID = "CartPole-v1"
 
@@ -51,30 +49,10 @@ def run(tmp_path: Path) -> Path:
     (folder / "finished.json").write_text(json.dumps({"eval_returns": [10.0, 20.0, 30.0]}))
     rows = "".join(f"{i},{i / 10},charts/episodic_return,{i / 2}\n" for i in range(1, 50))
     (folder / "metrics.csv").write_text("step,seconds,tag,value\n" + rows)
-    film = tmp_path / "videos" / f"{folder.name}-eval"
+    film = folder / "videos" / "evaluation"
     film.mkdir(parents=True)
     (film / "episode-0.mp4").write_bytes(b"a film")
     return folder
-
-
-def command(
-    module: str, flags: str, hub: Hub | str, cwd: Path, token: str = "dummy"
-) -> subprocess.CompletedProcess:
-    """The client reads its settings when it is imported, so every command is a process."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub if isinstance(hub, str) else hub.url}
-    environment |= {
-        "HF_HOME": str(cwd / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_ETAG_TIMEOUT": "5",
-    }
-    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", "no_proxy": "*"}
-    environment |= {"HF_TOKEN": token} if token else {}
-    what = [str(ROOT / module)] if module.endswith(".py") else ["-m", f"cleanrl_utils.{module}"]
-    words = [sys.executable, *what, *flags.split()]
-    return subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200
-    )
 
 
 def returns(printed: str) -> list[str]:
@@ -98,7 +76,8 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, run: Path, tmp_path: P
     (metric,) = about["model-index"][0]["results"][0]["metrics"]
     assert metric["type"] == "mean_reward" and metric["value"] == "20.00 +/- 8.16"
     assert "python cleanrl/ppo.py --no-cuda --seed 3\n" in card
-    assert "| learning_rate | 0.00025 |" in card and "**20.00 ± 8.16** (3 episodes" in card
+    assert "| learning_rate | 0.00025 |" in card
+    assert "**20.00** (standard deviation 8.16; 3 episodes" in card
     assert "dddddddddddd" in card and "replay.mp4" in card and "hush" not in card
 
     # a second time replaces it; then it plays as the file here does
@@ -115,6 +94,41 @@ def test_a_model_goes_to_the_hub_and_comes_back(hub: Hub, run: Path, tmp_path: P
     assert returns(again.stdout) == returns(ours.stdout), again.stderr
 
 
+def test_code_from_the_hub_is_shown_and_not_run(hub: Hub, run: Path, tmp_path: Path) -> None:
+    text = (ROOT / "cleanrl" / "ppo.py").read_text()
+    text = text.replace("import torch\n", "import torch\nopen('ran', 'w').close()\n", 1)
+    (run / "ppo.py").write_text(text)
+    (run / "changes.diff").write_text("a diff\n")
+    done = command("huggingface", f"{run} --hf-entity somebody", hub, tmp_path)
+    assert done.returncode == 0 and "ppo.py, changes.diff" in done.stderr, done.stderr
+    (files,) = hub.repositories.values()
+    assert files["ppo.py"].decode() == text and files["changes.diff"] == b"a diff\n"
+    card = files["README.md"].decode()
+    assert "git apply changes.diff\npython cleanrl/ppo.py" in card and "--trust-remote-code" in card
+
+    flags = f"--exp-name ppo --env-id {ENV_ID} --seed 3 --eval-episodes 2 --hf-entity somebody"
+    done = command("enjoy", flags, hub, tmp_path)
+    assert done.returncode == 0 and len(returns(done.stdout)) == 2, done.stderr
+    assert re.search(r"code: \S+/ppo.py differs from cleanrl/ppo.py; not run", done.stderr)
+    assert not (tmp_path / "ran").exists()
+    trusted = command("enjoy", f"{flags} --trust-remote-code", hub, tmp_path)
+    assert returns(trusted.stdout) == returns(done.stdout), trusted.stderr
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_module_that_a_model_of_the_hub_names_is_not_imported(
+    hub: Hub, run: Path, tmp_path: Path
+) -> None:
+    about, state = checkpoint.load(run / "ppo.cleanrl_model")
+    about["args"]["env_id"] = "evilmod:X-v0"
+    checkpoint.save(run / "ppo.cleanrl_model", state, about)
+    (tmp_path / "evilmod.py").write_text("open('imported', 'w').close()\n")
+    hub.repositories["x/y"] = {"ppo.cleanrl_model": (run / "ppo.cleanrl_model").read_bytes()}
+    done = command("enjoy", "--hf-repository x/y", hub, tmp_path)
+    assert done.returncode == 2 and "name it: --env-id evilmod:X-v0" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "imported").exists()
+
+
 def test_a_training_shares_its_model_when_it_ends(hub: Hub, tmp_path: Path) -> None:
     flags = f"--env-id {ENV_ID} --total-timesteps 1024 --no-cuda --eval-episodes 2 --seed 5"
     done = command("cleanrl/ppo.py", f"{flags} --upload-model --hf-entity me", hub, tmp_path)
@@ -123,7 +137,7 @@ def test_a_training_shares_its_model_when_it_ends(hub: Hub, tmp_path: Path) -> N
     (run,) = (tmp_path / "runs").iterdir()
     assert files["ppo.cleanrl_model"] == (run / "ppo.cleanrl_model").read_bytes()
     played = json.loads((run / "finished.json").read_text())["eval_returns"]
-    assert f"**{sum(played) / 2:.2f} ± " in files["README.md"].decode()
+    assert f"**{sum(played) / 2:.2f}** (standard deviation " in files["README.md"].decode()
     # without a hub nothing is lost: the run is whole, and the command to share it later is said
     done = command("cleanrl/ppo.py", f"{flags} --upload-model", "http://127.0.0.1:9", tmp_path)
     assert "cleanrl_utils.huggingface" in done.stderr

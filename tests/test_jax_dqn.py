@@ -12,8 +12,9 @@ pytest.importorskip("flax")
 import jax
 import jax.numpy as jnp
 import torch
-from gymnasium.spaces import Box, Discrete
-from test_buffers import FRAMES, STACK, Episodes, everything, pictures
+from batches import PIXELS, VECTORS, make_batch
+from episodes import FRAMES, STACK, Episodes, everything, pictures
+from gymnasium.spaces import Discrete
 
 from cleanrl import c51, c51_atari, c51_atari_jax, c51_jax, dqn, dqn_atari, dqn_atari_jax, dqn_jax
 from cleanrl_utils.errors import BadInput
@@ -24,19 +25,6 @@ from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory
 from cleanrl_utils.running.evaluation import build
 from cleanrl_utils.speed.jax_tools import Packing, dense_inference
 
-NUM_ACTIONS = 3
-VECTORS: Any = SimpleNamespace(
-    num_envs=2,
-    single_observation_space=Box(-1, 1, (4,), np.float32),
-    observation_space=Box(-1, 1, (2, 4), np.float32),
-    single_action_space=Discrete(NUM_ACTIONS),
-)
-PIXELS: Any = SimpleNamespace(
-    num_envs=2,
-    single_observation_space=Box(0, 255, (4, 84, 84), np.uint8),
-    observation_space=Box(0, 255, (2, 4, 84, 84), np.uint8),
-    single_action_space=Discrete(NUM_ACTIONS),
-)
 TWINS = {
     "dqn": (dqn, dqn_jax, VECTORS),
     "c51": (c51, c51_jax, VECTORS),
@@ -59,18 +47,6 @@ def to_flax(network: torch.nn.Module, arrays: list[torch.Tensor]) -> dict[str, A
             weight = weight.reshape(-1, 64, 7, 7).transpose(0, 2, 3, 1).reshape(len(weight), -1)
         layers[f"Dense_{i - kinds.count('Conv2d')}"] = {"kernel": weight.T, "bias": bias}
     return {"params": layers}
-
-
-def make_batch(envs: Any, size: int = 8) -> Batch:
-    rng = np.random.default_rng(0)
-    shape = (2, size, *envs.single_observation_space.shape)
-    if envs is PIXELS:
-        obs = rng.integers(0, 256, shape, np.uint8)
-    else:
-        obs = rng.normal(size=shape).astype(np.float32)
-    rewards, terminated = rng.normal(size=size), rng.random(size) < 0.3
-    actions = rng.integers(NUM_ACTIONS, size=size)
-    return Batch(*obs, actions, rewards.astype(np.float32), terminated.astype(np.float32))
 
 
 @twins
@@ -143,6 +119,16 @@ def test_projection_of_a_case_computed_by_hand() -> None:
     # -0.75: 0.75 of 0.2 to -1, the rest to 0; 0.25: 0.75 of 0.3 to 0, the rest to 1
     wanted = [[0.15, 0.05 + 0.225, 0.075 + 0.5], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     np.testing.assert_allclose(c51_jax.project(probs, returns, atoms), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("script", [c51_jax, c51_atari_jax])
+def test_mass_on_an_atom_stays_there(script) -> None:
+    """Reward 0 and gamma 1 map the atoms onto themselves, however often."""
+    atoms = jnp.linspace(-10, 10, 51)
+    first = jax.nn.softmax(jax.random.uniform(jax.random.key(0), (8, 51)))
+    project = lambda _, probs: script.project(probs, jnp.tile(atoms, (8, 1)), atoms)  # noqa: E731
+    probs = jax.lax.fori_loop(0, 1000, project, first)
+    assert abs(probs - first).max() < 1e-6
 
 
 def test_a_gradient_step_is_adams_and_the_target_moves_by_tau() -> None:

@@ -112,6 +112,24 @@ def test_masks_and_true_scores(script) -> None:
     assert (returns[4], returns[7]) == (20, 10)  # unclipped
 
 
+def over_at_the_limit(handle, action):
+    """EnvPool's word for a game that is over exactly at the time limit: truncated."""
+    yes, no = jnp.ones(1, bool), jnp.zeros(1, bool)
+    infos = {"reward": jnp.ones(1), "terminated": jnp.ones(1, int), "elapsed_step": handle + 1}
+    return handle + 1, (jnp.zeros((1, 4, 84, 84), jnp.uint8), jnp.ones(1), no, yes, infos)
+
+
+@pytest.mark.parametrize("script", [loop, scan])
+def test_a_game_over_exactly_at_the_time_limit_is_terminated(script) -> None:
+    """So nothing is bootstrapped from what comes after it."""
+    params, obs = loop.init_params(4, seed=1), jnp.zeros((1, 4, 84, 84), jnp.uint8)
+    none = jnp.zeros(1)
+    games = script.Games(none, jax.random.key(0), obs, none > 0, none)
+    games, step = script.play(over_at_the_limit, params, games, None)
+    assert step.terminated.tolist() == [True] and step.done.tolist() == [True]
+    assert step.episodic_return.tolist() == [1] and games.score.tolist() == [0]
+
+
 def test_advantages_go_on_over_a_time_limit_only() -> None:
     args = loop.Args(gamma=0.5, gae_lambda=1.0)
     zeros, ones = np.zeros((3, 1), np.float32), np.ones((3, 1), np.float32)

@@ -13,13 +13,13 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import torch
+from conftest import Killed
 from flax import struct
 from gymnax.environments import environment, spaces
 
 from cleanrl import ppo, ppo_continuous_action, ppo_jax
 from cleanrl import ppo_continuous_action_brax_jax as brax_jax
 from cleanrl_utils.environments.jax_envs import Gymnax, Step, advance, begin
-from cleanrl_utils.running.run import Run
 from cleanrl_utils.running.runs import segment_length
 from cleanrl_utils.speed.jax_tools import orthogonal, permutations
 
@@ -226,26 +226,13 @@ def test_a_checkpoint_ends_no_episode(train) -> None:
     assert lengths == [5, 5, 5, 5]
 
 
-class Killed(BaseException):
-    pass
-
-
-def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, monkeypatch) -> None:
+def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at) -> None:
     flags = "--num-seeds 2 --total-timesteps 4096 --num-steps 64 --checkpoints 4 --save-model"
     flags += " --eval-episodes 1"
     train("ppo_jax", flags, "whole")
-    boundary = Run.boundary
-
-    def dies(run: Run, iteration: int, **state) -> bool:
-        if iteration == 10:
-            run._close()
-            raise Killed
-        return boundary(run, iteration, **state)
-
-    monkeypatch.setattr(Run, "boundary", dies)
+    die_at([10])
     with pytest.raises(Killed):
         train("ppo_jax", flags, "killed")
-    monkeypatch.setattr(Run, "boundary", boundary)
     first, second = sorted(Path("killed").iterdir())
     with pytest.raises(SystemExit):  # the checkpoint of both is in the first one's folder
         train("ppo_jax", f"--resume {second}")

@@ -26,18 +26,18 @@ from torch.nn.utils import parameters_to_vector
 from cleanrl_utils.running.run import Run
 
 sys.argv, rank, calls = sys.argv[1:], os.environ["RANK"], []
-boundary, all_reduce = Run.boundary, distributed.all_reduce
+checkpoint, all_reduce = Run.checkpoint, distributed.all_reduce
 
-def dies(run, iteration, **state):
+def dies(run, iteration, **changed):
     if os.environ.get("DIES_AT") == f"{rank} {iteration}":
         raise RuntimeError("the memory of this rank has failed")
-    return boundary(run, iteration, **state)
+    return checkpoint(run, iteration, **changed)
 
 def counted(tensor):
     calls.append(tensor.numel())
     return all_reduce(tensor)
 
-Run.boundary, distributed.all_reduce = dies, counted
+Run.checkpoint, distributed.all_reduce = dies, counted
 end = runpy.run_path(sys.argv[0], run_name="__main__")
 weights = parameters_to_vector(end["agent"].parameters()).detach().numpy().tobytes()
 result = {

@@ -6,7 +6,8 @@ import pytest
 import torch
 from probes import GAMMA, see_each_picture_once
 
-from cleanrl_utils.environments import making as envs_module
+from cleanrl_utils.environments import envpool as envs_module
+from cleanrl_utils.environments.atari_wrappers import EnvPoolLives
 from cleanrl_utils.running.evaluation import import_script, play
 
 pytest.importorskip("ale_py")
@@ -125,24 +126,46 @@ def pool_of(game: str, **settings: object) -> object:
     return envs_module.make_pool(game, num_envs=1, seed=3, **settings)
 
 
-@pytest.mark.parametrize("game", ["Breakout", "Pong"])
-def test_evaluation_sees_what_envpool_shows(game: str) -> None:
-    pool = pool_of(f"{game}-v5", noop_max=1, use_fire_reset=False)
-    pool.reset()
+def lives_of(env: gym.Env) -> EnvPoolLives:
+    while not isinstance(env, EnvPoolLives):
+        env = env.env
+    return env
+
+
+@pytest.mark.parametrize("game, ends", [("Breakout", 10), ("Pong", 0), ("Freeway", 0)])
+def test_evaluation_plays_and_sees_as_envpool_does(game: str, ends: int) -> None:
+    """From the first frame on, at starts of games and of lives, with FIRE and without."""
+    pool = pool_of(f"{game}-v5", noop_max=1, episodic_life=True, reward_clip=True)
+    theirs, _ = pool.reset()
     env = import_script("ppo_atari_envpool").make_env(f"{game}-v5", 1, 0, False, "")()
-    layer = env
-    while not isinstance(layer, envs_module.gym.wrappers.RecordEpisodeStatistics):
-        layer = layer.env
-    env.reset(seed=1)
-    layer.reset(seed=1)  # EnvPool's game begins with one idle frame, and nothing else
-    layer.step(0)
-    actions = np.random.default_rng(0).integers(env.action_space.n, size=60)
-    for t, action in enumerate(actions):
-        ours, reward, *_ = env.step(action)
-        theirs, true_reward, terminated, _, _ = pool.step(np.array([action]))
-        assert reward == np.sign(true_reward[0]) and not terminated[0]
-        if t > 3:  # the frames before were different resets
-            assert np.array_equal(ours, theirs[0])
+    lives_of(env).noop_max = 1
+    ours, _ = env.reset(seed=1)
+    assert np.array_equal(ours, theirs[0])
+    rng = np.random.default_rng(0)
+    ended, count = False, 0
+    for _ in range(400):
+        action = rng.integers(env.action_space.n)
+        theirs, reward, *over, _ = pool.step(np.array([action]))
+        if ended:
+            ours, _ = env.reset()
+            assert reward == [0]
+        else:
+            ours, our_reward, *our_over, _ = env.step(action)
+            assert our_reward == reward[0] and our_over == [flag[0] for flag in over]
+        assert np.array_equal(ours[-1], theirs[0, -1])  # a new life's other frames differ
+        ended = any(flag[0] for flag in over)
+        count += ended
+    assert count >= ends
+    env.close()
+
+
+@pytest.mark.parametrize("game, least", [("Breakout", 0), ("Freeway", 1)])
+def test_evaluation_starts_at_as_many_frames_as_envpool(game: str, least: int) -> None:
+    """EnvPool idles for 0 to 29 frames before FIRE, for 1 to 30 in a game without it."""
+    env = import_script("ppo_atari_envpool").make_env(f"{game}-v5", 1, 0, False, "")()
+    fire = 1 - least
+    starts = [env.reset(seed=seed)[1]["episode_frame_number"] - fire for seed in range(100)]
+    assert min(starts) == least and max(starts) == least + 29
     env.close()
 
 

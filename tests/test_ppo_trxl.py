@@ -10,11 +10,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from probes import GAMMA
 from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
+from cleanrl_utils.environments.making import MEMORY_GYM
 from cleanrl_utils.running.evaluation import import_script
 
 script = import_script("ppo_trxl")
@@ -184,7 +186,20 @@ def test_without_memory_gym_it_says_what_to_install(train, monkeypatch, capsys) 
     monkeypatch.setitem(sys.modules, "memory_gym", None)
     with pytest.raises(SystemExit) as stopped:
         train("ppo_trxl", f"{QUICK} {SMALL}")
-    assert stopped.value.code == 2 and "install-memory_gym" in capsys.readouterr().err
+    assert stopped.value.code == 2 and MEMORY_GYM in capsys.readouterr().err
+
+
+def test_the_line_that_installs_memory_gym_is_the_same_everywhere() -> None:
+    """The extra and its file cannot: no resolver puts a Gymnasium of 2023 beside ours."""
+    installs = (ROOT / "requirements" / "no-deps.txt").read_text().splitlines()
+    assert any(line.startswith("memory-gym==") for line in installs)
+    named = ["requirements/requirements-memory_gym.txt", "pyproject.toml"]
+    named += ["docs/get-started/installation.md", "docs/rl-algorithms/ppo-trxl.md"]
+    for name in named:
+        assert MEMORY_GYM in (ROOT / name).read_text(), name
+    makefile = (ROOT / "Makefile").read_text()
+    rule = makefile[makefile.index("$(STAMPS)/memory_gym:") :].split("\n\n")[0]
+    assert MEMORY_GYM.removeprefix("pip install ") in rule
 
 
 SLEEPER = """

@@ -9,8 +9,8 @@ import torch
 from probes import GAMMA
 
 from cleanrl import ppg_procgen, ppo_procgen
-from cleanrl_utils.environments import making as envs_module
-from cleanrl_utils.environments.making import OneOfPool, make_pool
+from cleanrl_utils.environments import envpool as envs_module
+from cleanrl_utils.environments.envpool import OneOfPool, make_pool
 
 SCRIPTS = ["ppo_procgen", "ppg_procgen"]
 TINY = "--num-envs 2 --num-steps 30 --num-minibatches 1 --gamma 0.9 --checkpoints 0"
@@ -241,6 +241,15 @@ def test_gradients_add_up_to_those_of_the_whole_minibatch() -> None:
     torch.testing.assert_close(losses, same)
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("pool_of_probes")
+def test_a_phase_with_few_rollouts_uses_those_it_has(train) -> None:
+    flags = "--env-id ProbeBoth-v0 --num-envs 1 --num-steps 8 --num-minibatches 1 --n-iteration 2"
+    flags += " --total-timesteps 16 --e-auxiliary 1 --num-aux-rollouts 4 --checkpoints 0"
+    done = train("ppg_procgen", flags)
+    assert done.variables["minibatch"][0].shape[:2] == (2, 8)
+    assert sum(tag == "losses/aux/kl_loss" for _, tag, _ in done.rows()) == 1
 
 
 def test_auxiliary_gradients_are_clipped() -> None:

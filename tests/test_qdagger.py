@@ -10,14 +10,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import Finished
+from conftest import Finished, Killed
+from episodes import FRAMES, Episodes, everything, pictures
 from gymnasium.spaces import Box, Discrete
-from hub import Hub
+from hub import Hub, command
 from probes import see_each_picture_once
 from table import untrained_teacher
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_huggingface import command
-from test_scripts import Killed
 from torch import nn
 
 from cleanrl import dqn_atari
@@ -27,7 +26,6 @@ from cleanrl_utils.replay.buffers import FrameReplayBuffer
 from cleanrl_utils.running import checkpoint
 from cleanrl_utils.running.evaluation import load_teacher, save_model
 from cleanrl_utils.running.metrics import Progress
-from cleanrl_utils.running.run import Run
 
 pytest.importorskip("cv2")
 NAME, JAX_NAME = "qdagger_dqn_atari_impalacnn", "qdagger_dqn_atari_jax_impalacnn"
@@ -156,8 +154,8 @@ def to_flax(network: nn.Module, arrays: list[torch.Tensor]) -> dict[str, Any]:
 def test_loss_and_gradient_in_jax_are_those_of_torch() -> None:
     jax = pytest.importorskip("jax")
     pytest.importorskip("flax")
-    from test_jax_dqn import PIXELS as envs
-    from test_jax_dqn import make_batch
+    from batches import PIXELS as envs
+    from batches import make_batch
 
     from cleanrl import dqn_atari_jax
     from cleanrl import qdagger_dqn_atari_jax_impalacnn as twin
@@ -207,7 +205,6 @@ def test_loss_and_gradient_in_jax_are_those_of_torch() -> None:
 
 
 def test_a_cleared_memory_is_as_good_as_new() -> None:
-    from test_buffers import FRAMES, Episodes, everything, pictures
 
     used, fresh = (FrameReplayBuffer(30, FRAMES, Discrete(5), 2) for _ in range(2))
     episodes = Episodes(2)
@@ -262,18 +259,20 @@ SMALL = (
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("", "--teacher-model FILE or --teacher-policy-hf-repo NAME"),
+        ("", "dqn_atari-seed1"),
         ("--teacher-model a --teacher-policy-hf-repo b", "name one teacher"),
         ("--teacher-model nowhere", "--teacher-model nowhere: no such file"),
-        ("--teacher-model pong.cleanrl_model", "Discrete(6) of actions"),
+        ("--teacher-model pong.cleanrl_model", "it plays PongNoFrameskip-v4, not probes:"),
         ("--teacher-model ppo.cleanrl_model", "a file of ppo.py, not of dqn_atari.py"),
         ("--teacher-model teacher.cleanrl_model --teacher-steps 0", "--teacher-steps"),
         ("--teacher-model teacher.cleanrl_model --temperature 0", "--temperature"),
     ],
 )
 def test_a_wrong_teacher_is_one_line(
-    flags: str, message: str, train: Callable, capsys: pytest.CaptureFixture
+    flags: str, message: str, train: Callable, capsys: pytest.CaptureFixture, monkeypatch
 ) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     if "pong" in flags:
         pytest.importorskip("ale_py")
         untrained_teacher("dqn_atari", "PongNoFrameskip-v4")
@@ -287,6 +286,57 @@ def test_a_wrong_teacher_is_one_line(
     assert refused.value.code == 2 and message in refused.value.message
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not list(Path("runs").rglob("run.json"))
+
+
+def test_a_teacher_of_another_game_with_as_many_actions_is_refused(tmp_path: Path) -> None:
+    """Pong and SpaceInvaders both have six actions; one game may have two ids."""
+    pytest.importorskip("ale_py")
+    envs = gym.vector.SyncVectorEnv([qdagger.make_env("PongNoFrameskip-v4", 1, 0, False, "")])
+    path = tmp_path / "teacher.cleanrl_model"
+    wanted = make_args(env_id="PongNoFrameskip-v4")
+    wanted.teacher_model = str(path)
+
+    def load(env_id: str) -> Any:
+        args = dqn_atari.Args(env_id=env_id, exp_name="dqn_atari")
+        save_model(path, dqn_atari.QNetwork(envs), args, "dqn_atari")
+        return load_teacher(wanted, envs, ["dqn_atari"], "cpu")
+
+    load("ALE/Pong-v5")
+    with pytest.raises(BadInput) as refused:
+        load("ALE/SpaceInvaders-v5")
+    assert "it plays ALE/SpaceInvaders-v5, not PongNoFrameskip-v4" in refused.value.message
+
+
+def test_without_a_teacher_the_original_s_is_taken_from_the_hub(monkeypatch, tmp_path) -> None:
+    """Its weights are read from what the original saved with torch."""
+    original = {f"network.{k}": x for k, x in dqn_atari.QNetwork(PIXELS).state_dict().items()}
+    asked = []
+
+    def download(repository: str, exp_name: str) -> Path:
+        asked.append((repository, exp_name))
+        torch.save(original, tmp_path / "x.cleanrl_model")
+        return tmp_path / "x.cleanrl_model"
+
+    monkeypatch.setattr("cleanrl_utils.running.hub.download_model", download)
+    env_id = "probes:ProbeCuePixels-v0"
+    envs = gym.vector.SyncVectorEnv([qdagger.make_env(env_id, 1, 0, False, "")])
+    original["network.9.weight"] = torch.randn(envs.single_action_space.n, 512)
+    original["network.9.bias"] = torch.randn(envs.single_action_space.n)
+    teacher = load_teacher(qdagger.Args(env_id=env_id), envs, ["dqn_atari"], "cpu")
+    assert asked == [("cleanrl/probes-ProbeCuePixels-v0-dqn_atari-seed1", "dqn_atari")]
+    assert torch.equal(teacher.state_dict()["9.bias"], original["network.9.bias"])
+
+
+def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for script in ("dqn_atari", "dqn_atari_jax"):
+        args = qdagger.Args(env_id="PongNoFrameskip-v4", teacher_model_exp_name=script)
+        with pytest.raises(BadInput) as refused:
+            load_teacher(args, PIXELS, [script], "cpu")
+        line = refused.value.message
+        assert f"cleanrl/PongNoFrameskip-v4-{script}-seed1" in line and "\n" not in line
+        assert f"python cleanrl/{script}.py --env-id PongNoFrameskip-v4 --save-model" in line
+        assert "--teacher-model FILE" in line
 
 
 def model_of(run: Finished) -> Path:
@@ -366,7 +416,9 @@ def test_each_phase_has_its_steps_and_its_tags(num_envs: int, train: Callable, m
 
 
 @pytest.mark.parametrize("name", [NAME, JAX_NAME])
-def test_every_phase_resumes_exactly(name: str, train: Callable, monkeypatch) -> None:
+def test_every_phase_resumes_exactly(
+    name: str, train: Callable, die_at: Callable, monkeypatch
+) -> None:
     """Killed and resumed in each phase, and just where the second and the third begin."""
     teacher = "dqn_atari"
     if name == JAX_NAME:
@@ -381,18 +433,10 @@ def test_every_phase_resumes_exactly(name: str, train: Callable, monkeypatch) ->
     flags += " --learning-starts 4 --train-frequency 8 --batch-size 2 --buffer-size 40"
     flags += " --target-network-frequency 5 --checkpoints 13 --save-model --eval-episodes 1"
     whole = train(name, flags, "whole")
-    boundary, deaths = Run.boundary, [7, 13, 19, 25, 43]
+    deaths = [7, 13, 19, 25, 43]
     if name == JAX_NAME:  # which takes longer to start; tests/test_scripts.py has it die offline
         deaths = [7, 43]
-
-    def dies(run: Run, iteration: int, **state: Any) -> bool:
-        if deaths and iteration == deaths[0]:
-            deaths.pop(0)
-            run._close()
-            raise Killed
-        return boundary(run, iteration, **state)
-
-    monkeypatch.setattr(Run, "boundary", dies)
+    die_at(deaths)
     with pytest.raises(Killed):
         train(name, flags, "killed")
     (record,) = Path("killed").rglob("run.json")

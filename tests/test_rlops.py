@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 import types
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import Finished
+from fake_runs import make_run
 
 from cleanrl_utils import reproduce, results, rlops
 from cleanrl_utils.analysis import stats
@@ -21,45 +21,6 @@ from cleanrl_utils.enjoy import EnjoyArgs, find_model
 
 CHROMIUM = Path("/usr/bin/chromium")
 RETURN = results.RETURN
-
-
-def make_run(
-    where: Path,
-    seed: int,
-    level: float,
-    env_id: str = "CartPole-v1",
-    exp_name: str = "ppo",
-    tags: Sequence[str] = (),
-    commit: str = "a" * 40,
-    episodes: int = 200,
-    finished: bool = True,
-    losses: int = 50,
-) -> Path:
-    """The folder of a run that was never trained; it ends at about `level`."""
-    folder = where / f"{env_id}__{exp_name}__{seed}__{'-'.join(tags) or commit[:3]}"
-    random = np.random.default_rng(zlib.crc32(f"{where.name}/{folder.name}".encode()))
-    folder.mkdir(parents=True)
-    record = {
-        "args": {"exp_name": exp_name, "env_id": env_id, "seed": seed},
-        "script": exp_name,
-        "command": [f"{exp_name}.py"],
-        "started": f"2026-01-01T00:00:{seed:02}Z",
-        "tags": list(tags),
-        "git": {"commit": commit, "dirty": False},
-    }
-    (folder / "run.json").write_text(json.dumps(record))
-    if finished:
-        (folder / "finished.json").write_text("{}")
-    own = level * (1 + 0.03 * random.standard_normal())
-    grown = np.minimum(1, np.arange(1, episodes + 1) / episodes * 2)
-    values = own * grown + random.standard_normal(episodes) * level / 50
-    lines = ["step,seconds,tag,value"]
-    for i, value in enumerate(values.tolist()):
-        lines.append(f"{(i + 1) * 50},{(i + 1) * 0.1:.3f},{RETURN},{value!r}")
-    for i in range(losses):
-        lines.append(f"{(i + 1) * 200},{(i + 1) * 0.4:.3f},losses/value_loss,{1 / (i + 1)!r}")
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def normal(seed: int, mean: float, std: float, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -192,9 +153,9 @@ def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureF
     make_run(two_versions / "runs", 9, 100.0, tags=["v2"], finished=False)
     Path("a-file").write_text("")
     assert rlops.main(["--tags", "v1", "v2"]) == 0
-    assert "1 runs have not finished" in capsys.readouterr().err
+    assert "v2: 1 unfinished run: CartPole-v1__ppo__9__v2; left out" in capsys.readouterr().err
     for flags, message in [
-        ("--tags v1 v2 --fail-on-regression", "have not finished"),
+        ("--tags v1 v2 --fail-on-regression", "1 unfinished run"),
         ("--tags v1 --fail-on-regression", "needs two sets"),
         ("--tags v1 v3", "no run for v3"),
         ("--tags v1 --metric charts/nothing", "no finished run that logged charts/nothing"),
@@ -386,7 +347,7 @@ def test_weights_and_biases(
     flags += " --scan-history --metric-last-n-average-window 100 --report"
     assert rlops.main(flags.split()) == 0
     printed = capsys.readouterr().out
-    assert "| Hopper-v2 | 103.50 ± 0.82 (3) | 103.50 ± 0.82 (3) |" in printed
+    assert "| Hopper-v2 | 103.50 ± 1.00 (3) | 103.50 ± 1.00 (3) |" in printed
     path, filters = fake.asked[0]
     assert path == "openrlbenchmark/cleanrl" and fake.asked.count("scan") == 6
     assert {"tags": {"$in": ["pr-299", "rlops-pilot"]}} in filters["$and"]
@@ -394,6 +355,145 @@ def test_weights_and_biases(
     with pytest.raises(SystemExit) as stop:
         rlops.main(flags.split())
     assert stop.value.code == 2 and "cannot be read" in capsys.readouterr().err
+
+
+# -- sets that cannot be compared ---------------------------------------------------------------
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def test_runs_with_different_settings_are_no_set(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for seed in (1, 2, 3):
+        make_run(own_folder, seed, 100.0, name=f"long-{seed}", total_timesteps=40_000, gamma=0.9)
+    for seed in (1, 2):
+        make_run(own_folder, seed, 50.0, name=f"short-{seed}", total_timesteps=20_000, gamma=0.9)
+    with pytest.raises(SystemExit) as stop:
+        rlops.main(["--exp-name", "ppo"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    assert "ppo on CartPole-v1: 5 runs with different settings" in said
+    assert "(--total-timesteps 20000 or 40000); choose with --where total-timesteps=40000" in said
+    assert "--split-by total-timesteps" in said and "gamma" not in said
+    # the two ways out that the line names
+    assert rlops.main(["--exp-name", "ppo", "--where", "total-timesteps=4e4"]) == 0
+    assert "(3)" in capsys.readouterr().out
+    assert rlops.main(["--exp-name", "ppo", "--split-by", "total-timesteps"]) == 0
+    printed = capsys.readouterr().out
+    assert "|  | total-timesteps=20000 | total-timesteps=40000 |" in printed
+    assert scores(printed) == [pytest.approx(50, rel=0.1), pytest.approx(100, rel=0.1)]
+    assert "| --total-timesteps | 20000 | 40000 |" in printed
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--where gamma=0.5", "--where gamma=0.5: no such run; there is 0.9"),
+        ("--where gama=0.9", "--where gama: no run has this setting"),
+        ("--where gamma", "--where takes NAME=VALUE, not gamma"),
+        ("--split-by gama", "--split-by gama: no run has this setting"),
+    ],
+)
+def test_a_setting_that_no_run_has_is_one_line(
+    own_folder: Path, capsys: pytest.CaptureFixture, flags: str, message: str
+) -> None:
+    make_run(own_folder, 1, 100.0, gamma=0.9)
+    with pytest.raises(SystemExit) as stop:
+        rlops.main(flags.split())
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and message in said
+
+
+def test_runs_of_different_length_are_no_set(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    make_run(own_folder, 1, 100.0, losses=10)
+    make_run(own_folder, 2, 100.0, losses=10, episodes=100)
+    with pytest.raises(SystemExit) as stop:
+        rlops.main(["--exp-name", "ppo"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "runs end at different steps (5,000 to 10,000)" in said
+    assert rlops.main(["--exp-name", "ppo", "--unfinished"]) == 0
+    assert "runs end at different steps (5,000 to 10,000)" in capsys.readouterr().err
+
+
+def test_settings_that_differ_between_sets_are_shown(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for seed in (1, 2):
+        for task, steps in (("A-v0", 100), ("B-v0", 200)):
+            make_run(own_folder, seed, 100.0, task, "old", code="1111", gamma=0.9, n=steps)
+            new = {"gamma": 0.99, "n": steps, "noise": True}
+            make_run(own_folder, seed, 100.0, task, "new", code=f"222{seed}", **new)
+    assert rlops.main(["--exp-names", "old", "new", "--report"]) == 0
+    printed = capsys.readouterr()
+    assert "| differs between the sets | old | new |" in printed.out
+    assert "| --gamma | 0.9 | 0.99 |" in printed.out
+    assert "| code | 1111 | 2221, 2222 |" in printed.out
+    assert "| --n |" not in printed.out, "the same on each task"
+    assert "Only new has the settings --noise." in printed.out
+    assert "new: runs of different code: 2221 (2 runs), 2222 (2 runs)" in printed.err
+    assert "old: settings differ from task to task: --n" in printed.err
+    assert "| --gamma | 0.9 | 0.99 |" in Path("compare.html").read_text()
+
+
+def test_earlier_committed_results_have_the_flags_of_their_commands(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for seed in (1, 2):
+        make_run(own_folder, seed, 100.0, gamma=0.9, learning_rate=0.1)
+    results.add([str(own_folder)], Path("committed"))
+    path = Path("committed/ppo.json")
+    facts = json.loads(path.read_text())
+    for fact in facts:
+        del fact["settings"], fact["code"], fact["episodes"]
+        fact["command"] = f"python cleanrl/ppo.py --gamma 0.5 --seed {fact['seed']}"
+    path.write_text(json.dumps(facts))
+    assert rlops.main(["--results-dir", "committed", "--runs-dir", "runs"]) == 0
+    printed = capsys.readouterr().out
+    assert "| --gamma | 0.5 | 0.9 |" in printed and "learning-rate" not in printed
+    assert "committed results: only the flags of the commands are recorded." in printed
+
+
+def test_equal_settings_are_said(two_versions: Path, capsys: pytest.CaptureFixture) -> None:
+    for path in two_versions.glob("runs/*/run.json"):
+        path.write_text(path.read_text().replace("b" * 40, "a" * 40))
+    assert rlops.main(["--tags", "v1", "v2"]) == 0
+    assert "Settings and code are the same in all sets." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_few_seeds_carry_a_caution(
+    own_folder: Path, capsys: pytest.CaptureFixture, seeds: int
+) -> None:
+    for seed in range(1, seeds + 1):
+        make_run(own_folder, seed, 100.0, exp_name="old")
+        make_run(own_folder, seed, 200.0, exp_name="new")
+    assert rlops.main(["--exp-names", "old", "new"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ("| interquartile mean", "| difference", "| P(improvement)")
+    uncertain = [line for line in lines if line.startswith(names)]
+    assert len(uncertain) == 3
+    caution = {1: "(caution: one seed, no interval)", 3: "(caution: only 3 seeds)", 5: ""}[seeds]
+    for line in uncertain:
+        assert caution in line and ("caution" in line) == bool(caution)
+        assert ("[" in line) == (seeds > 1)
+    (task,) = [line for line in lines if line.startswith("| CartPole-v1")]
+    assert ("±" in task) == (seeds > 1)
+
+
+def test_a_run_without_a_finished_episode_is_left_out(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    make_run(own_folder, 1, 100.0)
+    make_run(own_folder, 2, 100.0, episodes=0)
+    assert rlops.main(["--exp-name", "ppo"]) == 0
+    assert "CartPole-v1__ppo__2__aaa left out: no finished episode" in capsys.readouterr().err
 
 
 # -- the page ---------------------------------------------------------------------------------

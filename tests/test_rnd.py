@@ -10,7 +10,7 @@ import torch
 from probes import see_each_picture_once
 from torch import optim
 
-from cleanrl_utils.environments import making as envs_module
+from cleanrl_utils.environments import envpool as envs_module
 from cleanrl_utils.running.evaluation import import_script
 
 pytest.importorskip("cv2")

@@ -3,6 +3,7 @@
 import json
 import shlex
 import socket
+import statistics
 import subprocess
 import sys
 from collections.abc import Generator
@@ -15,6 +16,7 @@ optuna = pytest.importorskip("optuna")
 
 from optuna.trial import TrialState  # noqa: E402
 
+from cleanrl_utils import results  # noqa: E402
 from cleanrl_utils import tuner as tuner_module  # noqa: E402
 from cleanrl_utils.tuner import RunFailed, Tuner, as_flags, check_settings  # noqa: E402
 
@@ -57,19 +59,19 @@ def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -
             "num-steps": trial.suggest_categorical("num-steps", [16, 32, 64, 128]),
             "vf-coef": trial.suggest_uniform("vf-coef", 0, 5),
             "max-grad-norm": trial.suggest_uniform("max-grad-norm", 0, 5),
-            "total-timesteps": 2560,
-            "checkpoints": 0,
+            "total-timesteps": 10_000,
+            "num-envs": 16,
         },
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
         sampler=optuna.samplers.TPESampler(),
         study_name="example",
         workers=2,
     )
-    study = tuner.tune(num_trials=2, num_seeds=1)
+    study = tuner.tune(num_trials=2, num_seeds=1, fresh_seeds=2)
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 2
     assert study.trials[1].datetime_start < study.trials[0].datetime_complete, "not side by side"
     for trial in study.trials:
-        records = list(tmp_path.glob(f"runs/example/trial_{trial.number:04}/*/run.json"))
+        records = list(tmp_path.glob(f"runs/.tuner/example/trial_{trial.number:04}/*/run.json"))
         assert len(records) == 2
         for path in records:
             used = json.loads(path.read_text())["args"]
@@ -77,17 +79,85 @@ def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -
                 assert used[name.replace("-", "_")] == value, name
         returns = [final_return(path.parent) for path in sorted(records)]  # Acrobot, CartPole
         assert trial.value == pytest.approx(((returns[0] + 500) / 500 + returns[1] / 500) / 2)
-        assert 2560 - 512 <= trial.user_attrs["steps"] / 2 <= 2560
+        assert 10_000 - 2048 <= trial.user_attrs["steps"] / 2 <= 10_000
+    assert results.find_runs("runs") == [], "trials are no ordinary runs"
+    # the winner ran again on seeds that no trial used, and that score is reported
+    fresh = []
+    for seed in (1, 2):
+        folder = tmp_path / f"runs/.tuner/example/trial_{study.best_trial.number:04}_fresh"
+        paths = sorted(folder.glob(f"*__{seed}__*/run.json"))
+        returns = [final_return(path.parent) for path in paths]
+        fresh.append(((returns[0] + 500) / 500 + returns[1] / 500) / 2)
+        used = json.loads(paths[0].read_text())["args"]
+        assert used["learning_rate"] == study.best_params["learning-rate"] and used["seed"] == seed
     said = capsys.readouterr().out
+    score = f"{statistics.mean(fresh):.3f} ± {statistics.stdev(fresh):.3f}"
+    assert f"{score} over 2 fresh seeds (of 1, 2): the number to report" in said
+    assert "on the seeds it was tuned on (optimistic: the best of 2 trials)" in said
     (command,) = [line for line in said.splitlines() if "cleanrl_utils.benchmark" in line]
     words = shlex.split(command)
     inner = shlex.split(words[words.index("--command") + 1])
     assert f"--learning-rate={study.best_params['learning-rate']}" in inner
-    page = (tmp_path / "runs/example/report.html").read_text()
-    assert page.count("plotly.js v") == 1 and page.count('class="plotly-graph-div"') >= 4
+    page = (tmp_path / "runs/.tuner/example/report.html").read_text()
+    assert (
+        score in page
+        and page.count("plotly.js v") == 1
+        and page.count('class="plotly-graph-div"') >= 4
+    )
     # the same call again has nothing left to do
-    again = make_tuner(tuner.params_fn, study_name="example").tune(num_trials=2, num_seeds=1)
-    assert len(again.trials) == 2
+    before = sorted(tmp_path.glob("runs/.tuner/example/*/*/run.json"))
+    again = make_tuner(tuner.params_fn, study_name="example", target_scores=tuner.target_scores)
+    assert len(again.tune(num_trials=2, num_seeds=1, fresh_seeds=2).trials) == 2
+    assert sorted(tmp_path.glob("runs/.tuner/example/*/*/run.json")) == before
+    assert score in capsys.readouterr().out
+
+
+def finished_trial(tuner: Tuner, num_seeds: int) -> Any:
+    trial = tuner.study.ask()
+    trial.set_user_attr("params", {"learning-rate": 0.1})
+    trial.set_user_attr("seeds", num_seeds)
+    return tuner.study.tell(trial, 1.0)
+
+
+class FakeTraining:
+    """A run that ends at once; its score is its seed. Seed 6 fails."""
+
+    seeds: list[int] = []
+
+    def __init__(self, script: str, params: Any, env_id: str, seed: int, *_: Any):
+        self.seed = seed
+        self.seeds.append(seed)
+
+    def look(self) -> bool:
+        return False
+
+    def result(self) -> list[float]:
+        if self.seed == 6:
+            raise RunFailed("A-v0, seed 6, ended with status 1")
+        return [float(self.seed)]
+
+    def stop(self) -> None:
+        pass
+
+
+def test_fresh_seeds_are_those_of_no_trial(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(FakeTraining, "seeds", [])
+    monkeypatch.setattr(tuner_module, "Training", FakeTraining)
+    tuner = make_tuner(dict, target_scores={"A-v0": None}, workers=2)
+    best = finished_trial(tuner, num_seeds=4)
+    tuner.conclude(2, 0)
+    assert FakeTraining.seeds == [] and "fresh" not in capsys.readouterr().out
+    tuner.conclude(2, 2)  # an earlier call had used four seeds
+    assert FakeTraining.seeds == [4, 5]
+    assert "4.500 ± 0.707 over 2 fresh seeds (of 4, 5)" in capsys.readouterr().out
+    tuner.conclude(2, 3)  # two of them are known; the third fails
+    assert FakeTraining.seeds == [4, 5, 6]
+    said = capsys.readouterr().out
+    assert "FAILED on a fresh seed: A-v0, seed 6, ended with status 1" in said
+    assert "4.500 ± 0.707 over 2 fresh seeds (of 4, 5, 6)" in said
+    assert tuner.fresh_scores(best) == {4: {"A-v0": 4.0}, 5: {"A-v0": 5.0}}
 
 
 def final_return(folder: Path) -> float:
@@ -99,7 +169,9 @@ def final_return(folder: Path) -> float:
 def test_a_run_is_pruned_while_it_trains(tmp_path: Path) -> None:
     hopeless = optuna.pruners.ThresholdPruner(lower=10.0)
     params = {"total-timesteps": 400_000, "checkpoints": 0}
-    stale = tmp_path / "runs/test/trial_0000/CartPole-v1__0.folder"  # of a study that was deleted
+    stale = (
+        tmp_path / "runs/.tuner/test/trial_0000/CartPole-v1__0.folder"
+    )  # of a study that was deleted
     stale.parent.mkdir(parents=True)
     stale.write_text("nowhere")
     study = make_tuner(lambda trial: params, pruner=hopeless).tune(num_trials=1, num_seeds=2)
@@ -107,7 +179,7 @@ def test_a_run_is_pruned_while_it_trains(tmp_path: Path) -> None:
     assert trial.state == TrialState.PRUNED
     assert list(trial.intermediate_values) == [1]
     assert 40_000 <= trial.user_attrs["steps"] < 200_000, "one tenth, and what came until we looked"
-    (run,) = tmp_path.glob("runs/test/trial_0000/*/run.json")
+    (run,) = tmp_path.glob("runs/.tuner/test/trial_0000/*/run.json")
     assert not (run.parent / "finished.json").exists()
 
 
@@ -118,7 +190,7 @@ def test_a_failed_run_is_a_failed_trial(tmp_path: Path, capsys: pytest.CaptureFi
 
     with pytest.raises(SystemExit, match="every trial failed") as stop:
         make_tuner(crash).tune(num_trials=5, num_seeds=1)
-    log = tmp_path / "runs/test/trial_0000/CartPole-v1__0.txt"
+    log = tmp_path / "runs/.tuner/test/trial_0000/CartPole-v1__0.txt"
     assert "\n" not in str(stop.value.code) and str(stop.value.code).endswith(f"; see {log}")
     assert "--no-such-flag is not a flag" in log.read_text()
     study = optuna.load_study(study_name="test", storage="sqlite:///cleanrl_hpopt.db")
@@ -138,7 +210,9 @@ def test_a_score_that_is_not_a_number_is_a_failure(monkeypatch: pytest.MonkeyPat
         return float("nan")
 
     monkeypatch.setattr(Tuner, "one_run", diverges)
-    with pytest.raises(SystemExit, match="its score is not a number; see runs/test/trial_0000"):
+    with pytest.raises(
+        SystemExit, match="its score is not a number; see runs/.tuner/test/trial_0000"
+    ):
         make_tuner(lambda trial: {}).tune(num_trials=1, num_seeds=1)
 
 
@@ -204,12 +278,13 @@ def test_scores_are_joined_as_asked() -> None:
         ({"metric_last_n_average_window": 0}, "metric_last_n_average_window must be at least 1"),
         ({"num_trials": 0}, "num_trials must be at least 1"),
         ({"num_seeds": 0}, "num_seeds must be at least 1"),
+        ({"fresh_seeds": -1}, "fresh_seeds must not be negative"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_before_any_trial(
     changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    numbers = {name: changes.get(name, 1) for name in ("num_trials", "num_seeds")}
+    numbers = {name: changes.get(name, 1) for name in ("num_trials", "num_seeds", "fresh_seeds")}
     settings = {name: value for name, value in changes.items() if name not in numbers}
     with pytest.raises(SystemExit) as stop:
         make_tuner(dict, **settings).tune(**numbers)

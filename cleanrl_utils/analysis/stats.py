@@ -116,3 +116,10 @@ def regressed(
     apart = interval(after)[1] < interval(before)[0]
     below = interval(after - before)[1] < 0
     return bool(apart and below and set_iqm(old) - set_iqm(new) > smallest)
+
+
+def mean_and_std(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
+    """Mean ± sample standard deviation over seeds; one seed has no deviation."""
+    numbers = np.asarray(values, float)
+    mean = f"{numbers.mean():.{digits}f}"
+    return f"{mean} ± {numbers.std(ddof=1):.{digits}f}" if len(numbers) > 1 else mean

@@ -100,6 +100,31 @@ class EpisodicLife(gym.Wrapper):
         return obs, info
 
 
+class EnvPoolLives(EpisodicLife):
+    """EpisodicLife above MaxAndSkip, with the starts of EnvPool: games and lives alike begin with
+    some idle frames and one frame of FIRE, in games that have it. No NoopReset, no FireReset."""
+
+    def __init__(self, env: MaxAndSkip, noop_max: int = 30):
+        super().__init__(env)
+        self.frames = env.env
+        self.noop_max = noop_max
+        self.fire = "FIRE" in _meanings(env)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Frame, Info]:
+        info: Info = {}
+        if not self.game_goes_on or seed is not None:
+            obs, info = self.env.reset(seed=seed, options=options)
+        idle = self.np_random.integers(1, self.noop_max + 1) - self.fire
+        for action in [NOOP] * idle + [FIRE] * self.fire:
+            obs, _, terminated, truncated, new_info = self.frames.step(action)
+            info = info | new_info
+            if terminated or truncated:
+                obs, new_info = self.env.reset()
+                info = info | new_info
+        self.lives, self.game_goes_on = info["lives"], False
+        return obs, info
+
+
 class FireReset(gym.Wrapper):
     """Press FIRE after a reset, in games that have it: many stand still until then. And action 2
     after it, as openai/baselines does."""

@@ -19,6 +19,10 @@ from cleanrl_utils.errors import BadInput, missing_package, require, unsaid
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 
+# without the Gymnasium of 2023 that it declares
+MEMORY_GYM = "pip install --no-deps -r requirements/no-deps.txt"
+
+
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
     """gym.make for every family this project knows; films episodes into `video_folder` if given."""
     register_family(env_id)
@@ -58,10 +62,11 @@ class Film(gym.wrappers.RecordVideo):
             super().__init__(
                 env,
                 str(folder),
-                episode_trigger=self.affordable,
+                episode_trigger=bool,
                 name_prefix=f"part{part}",
                 disable_logger=True,
             )
+        self.episode_trigger = self.affordable  # Gymnasium deep-copies what the constructor gets
 
     def affordable(self, episode: int) -> bool:
         elapsed = time.perf_counter() - self.began
@@ -145,7 +150,7 @@ def register_memory_gym() -> None:
     try:
         import memory_gym
     except ImportError:
-        hint = "make install-memory_gym, or as requirements/requirements-memory_gym.txt says"
+        hint = f"{MEMORY_GYM} (or make install-memory_gym)"
         raise BadInput(f"memory-gym is not installed: {hint}") from None
     for cls in vars(memory_gym).values():
         if isinstance(cls, type):
@@ -212,7 +217,8 @@ def note_flattened_pictures(envs: gym.vector.VectorEnv, env_id: str) -> None:
     """A picture as one long vector is hardly ever what somebody wants."""
     inner = getattr(envs, "envs", [None])[0]
     shape = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space()).shape
-    if shape is not None and len(shape) == 3:
+    flat = len(envs.single_observation_space.shape or ()) == 1
+    if flat and shape is not None and len(shape) == 3:
         print(
             f"note: --env-id {env_id} has pictures of {shape}, which this script flattens into"
             " vectors: ppo_atari.py and dqn_atari.py have convolutional networks",

@@ -1,6 +1,7 @@
 """Runs that a tool starts (benchmark, tuner): their commands, processes, and what they write.
 
-A job is a command with an environment and a seed. Its notes live in RUNS_DIR/.benchmark/NAME/:
+A job is a command with an environment, a seed and the code that it runs: where the script or what
+it imports from this project changed, it is another job. Its notes are in RUNS_DIR/.benchmark/NAME/:
 `folder` (where the run's folder is, written by the run itself), `log.txt` (all it printed),
 `job.json` (how it ended, who has it), and `lock`, held as long as its process lives.
 """
@@ -15,12 +16,15 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.running import folder as run_folder
+from cleanrl_utils.running.folder import Metrics
+from cleanrl_utils.running.source import find_module, fingerprint
 
 try:
     import fcntl
@@ -68,10 +72,23 @@ class Command:
         self.words = words
 
     @property
+    def path(self) -> Path:
+        """The script, or the program."""
+        scripts = [word for word in self.words if word.endswith(".py")]
+        if "-m" in self.words[:-1] and not scripts:
+            module = self.words[self.words.index("-m") + 1]
+            scripts = [str(path) for path in find_module(module, Path.cwd())[-1:]]
+        return Path(scripts[0] if scripts else self.words[0])
+
+    @property
     def script(self) -> str:
         """The script's name without its ending, or the program's."""
-        scripts = [word for word in self.words if word.endswith(".py")]
-        return Path(scripts[0] if scripts else self.words[0]).stem
+        return self.path.stem
+
+    def code(self, env_id: str) -> str:
+        """A hash of the Python code that this command runs; empty where it runs none."""
+        module, colon, _ = env_id.partition(":")
+        return fingerprint(self.path, [module] * bool(colon)) if self.path.suffix == ".py" else ""
 
     @property
     def identity(self) -> str:
@@ -89,14 +106,6 @@ class Command:
         return default
 
 
-def can_resume(folder: Path) -> bool:
-    """Not with --checkpoints 0; whatever else is wrong the script will say."""
-    try:
-        return json.loads((folder / "run.json").read_text())["args"]["checkpoints"] != 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
-
-
 @dataclass
 class Job:
     command: Command
@@ -110,7 +119,9 @@ class Job:
         parts = [env_id.split(":")[-1].replace("/", "-")] * bool(env_id)
         self.name = "__".join([*parts, self.command.script, str(self.seed)])
         runs_dir = Path(self.command.value("--runs-dir", "runs"))
-        self.key = f"{self.name}__{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        self.code = self.command.code(env_id)
+        self.typed = f"{self.name}__{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        self.key = "__".join([self.typed, *[self.code[:8]] * bool(self.code)])
         self.home = runs_dir / ".benchmark" / self.key
         self.log = self.home / "log.txt"
 
@@ -121,14 +132,26 @@ class Job:
             folder = Path(os.path.normpath(self.home / (self.home / "folder").read_text()))
         except OSError:
             return None
-        return folder if (folder / "run.json").exists() else None
+        return folder if run_folder.has_record(folder) else None
+
+    def older(self) -> list["Job"]:
+        """The same command, environment and seed with other code, if it was ever begun."""
+        found = []
+        homes = self.home.parent.iterdir() if self.home.parent.is_dir() else []
+        for home in sorted(homes):
+            same = home.name == self.typed or home.name.startswith(f"{self.typed}__")
+            if same and home != self.home:
+                old = Job(self.command, self.env_id, self.seed, self.number)
+                old.home = home
+                found += [old] * (old.folder is not None or old.finished)
+        return found
 
     @property
     def finished(self) -> bool:
         folder = self.folder
         if folder is None:  # not one of our scripts: all we know is how it ended
             return self.note("status") == "finished"
-        return (folder / "finished.json").exists()
+        return run_folder.is_finished(folder)
 
     def words(self) -> list[str]:
         """The command line to run now: a new run, or the rest of one that was interrupted."""
@@ -137,7 +160,9 @@ class Job:
             words += ["--env-id", self.env_id]
         words += ["--seed", str(self.seed)]
         folder = self.folder
-        return [*words, "--resume", str(folder)] if folder and can_resume(folder) else words
+        return (
+            [*words, "--resume", str(folder)] if folder and run_folder.can_resume(folder) else words
+        )
 
     def note(self, key: str, default: Any = None) -> Any:
         try:
@@ -150,9 +175,8 @@ class Job:
         self.home.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text()) if path.exists() else {}
         about = {"command": self.command.identity, "env_id": self.env_id, "seed": self.seed}
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({**old, **about, **notes}, indent=2) + "\n")
-        partial.replace(path)
+        about["code"] = self.code
+        run_folder.write_json(path, {**old, **about, **notes})
 
     def forget(self) -> None:
         """Begin anew next time. The run's own folder stays."""
@@ -173,13 +197,18 @@ class Job:
 
     def summary(self) -> dict[str, Any]:
         """What its finished run says about itself."""
-        try:
-            return json.loads(((self.folder or self.home) / "finished.json").read_text())
-        except (OSError, ValueError):
-            return {}
+        return run_folder.read_summary(self.folder or self.home)
 
     def tail(self, lines: int = 12) -> str:
         return tail(self.log, lines)
+
+    def silence(self) -> float:
+        """Seconds since the run last printed or logged anything."""
+        paths = [self.home / "job.json", self.log]
+        if folder := self.folder:
+            paths.append(folder / run_folder.METRICS)
+        times = [path.stat().st_mtime for path in paths if path.exists()]
+        return time.time() - max(times) if times else 0.0
 
 
 def tail(path: Path, lines: int = 12) -> str:
@@ -256,37 +285,6 @@ def stop(processes: list[Process], patience: float = 10.0) -> None:
         except subprocess.TimeoutExpired:
             process.signal(getattr(signal, "SIGKILL", signal.SIGTERM))
             process.popen.wait()
-
-
-class Metrics:
-    """metrics.csv of a run that is being written: every call gives what is new."""
-
-    def __init__(self, folder: Path):
-        self.path = folder / "metrics.csv"
-        self.offset, self.rest = 0, ""
-        try:
-            args = json.loads((folder / "run.json").read_text())["args"]
-            self.total = int(args.get("total_timesteps") or 0)
-        except (OSError, ValueError, KeyError):
-            self.total = 0
-
-    def new(self) -> Iterator[tuple[int, float, str, float]]:
-        """(step, seconds, tag, value) of the rows that came since the last call."""
-        try:
-            with open(self.path) as file:
-                if self.path.stat().st_size < self.offset:  # a resumed run drops what it repeats
-                    self.offset, self.rest = 0, ""
-                file.seek(self.offset)
-                text = file.read()
-                self.offset = file.tell()
-        except OSError:
-            return
-        *lines, self.rest = (self.rest + text).split("\n")
-        for line in lines:
-            step, _, others = line.partition(",")
-            if step.isdigit():  # not the header
-                seconds, tag, value = others.split(",")
-                yield int(step), float(seconds), tag, float(value)
 
 
 class Progress:

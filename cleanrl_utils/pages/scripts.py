@@ -6,16 +6,13 @@ scripts["ppo"].flags, scripts["ppo"].tags, scripts["ppo_atari"].relative
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+
+from cleanrl_utils.pages.tags import logged_tags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TAG = re.compile(r"^(charts|episode|losses|eval)(/[\w-]+){1,2}$")
-ALWAYS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
-ALWAYS += ["eval/episodic_return", "eval/episodic_length", "eval/mean_return", "eval/std_return"]
 # A variant is compared with the script that its name continues, these with another one.
 RELATIVES = {
     "rpo_continuous_action": "ppo_continuous_action",
@@ -50,6 +47,18 @@ FAMILIES = {  # what a script's imports and names say about its environments
     "pettingzoo": "PettingZoo",
     "trxl": "Memory Gym",
     "atari": "Atari",
+}
+
+
+SHARED = {  # classes that Args inherits flags from, and what their tables are called
+    "RunArgs": "Every script",
+    "LoggingArgs": "Logging",
+    "ModelArgs": "Model and evaluation",
+    "CheckpointArgs": "Checkpoints",
+    "MachineArgs": "Machine",
+    "TorchArgs": "Scripts in torch",
+    "PixelArgs": "Scripts in torch that step pictures by Gymnasium",
+    "RunsArgs": "JAX, end to end",
 }
 
 
@@ -113,31 +122,8 @@ class Script:
 
     @cached_property
     def tags(self) -> list[str]:
-        """Everything it logs: strings that are tags, and what lists of tags are made of."""
-        known: dict[str, Any] = {}
-        found = dict.fromkeys(ALWAYS)
-        for whose in re.findall(r'log_episodes\([^()]*"(\w+/)"\)', self.source):
-            found |= {f"charts/{whose}episodic_{what}": None for what in ("return", "length")}
-        if "average=" in self.source:
-            found |= {"charts/avg_episodic_return": None, "charts/avg_episodic_length": None}
-        if "-player{" in self.source:
-            both = [f"charts/episodic_{x}-player{i}" for i in (0, 1) for x in ("return", "length")]
-            found |= dict.fromkeys(both)
-        for node in sorted(ast.walk(self.tree), key=lambda x: getattr(x, "lineno", 0)):
-            if isinstance(node, ast.Assign | ast.AugAssign):
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                value = value_of(node.value, known)
-                if isinstance(target, ast.Name) and value is not None:
-                    if isinstance(node, ast.AugAssign):
-                        before: Any = known.get(target.id)  # a counter's is not known
-                        value = before + value if type(before) is type(value) else value
-                    known[target.id] = value
-                    found |= dict.fromkeys(tags_in(value))
-            elif isinstance(node, ast.Call):
-                found |= dict.fromkeys(tags_in([value_of(arg, known) for arg in node.args]))
-            elif isinstance(node, ast.Constant):
-                found |= dict.fromkeys(tags_in(node.value))
-        return list(found)
+        """Everything it logs."""
+        return logged_tags(self.tree)
 
     @property
     def jax(self) -> bool:
@@ -204,35 +190,15 @@ def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
 
 
 def shared_flags() -> dict[str, list[Flag]]:
-    """Of the classes that Args inherits from."""
-    where = {"RunArgs": "settings", "TorchArgs": "settings", "PixelArgs": "settings"}
-    where["RunsArgs"] = "runs"
-    modules = {
-        cls: (ROOT / "cleanrl_utils" / f"{file}.py").read_text() for cls, file in where.items()
-    }
-    return {cls: fields_of(ast.parse(source), cls) for cls, source in modules.items()}
-
-
-def value_of(node: ast.expr, known: dict[str, Any]) -> Any:
-    """The value of an expression of constants and known names, otherwise None."""
-    if isinstance(node, ast.Starred):
-        node = node.value
-    if any(isinstance(x, ast.Call | ast.Attribute | ast.Subscript) for x in ast.walk(node)):
-        return None
-    try:
-        value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}, **known})
-        return list(value) if isinstance(node, ast.GeneratorExp) else value
-    except Exception:
-        return None
-
-
-def tags_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        if TAG.match(value):
-            yield value
-    elif isinstance(value, list | tuple | set | dict):
-        for x in value:
-            yield from tags_in(x)
+    """The flags of each class of settings in cleanrl_utils/running, in the order of SHARED."""
+    found: dict[str, list[Flag]] = {}
+    for path in sorted((ROOT / "cleanrl_utils" / "running").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        found |= {name: fields_of(tree, name) for name in names if name.endswith("Args")}
+    if set(found) != set(SHARED):
+        raise LookupError(f"SHARED names other classes: {sorted(set(found) ^ set(SHARED))}")
+    return {name: found[name] for name in SHARED}
 
 
 def read_scripts() -> dict[str, Script]:

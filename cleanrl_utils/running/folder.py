@@ -176,9 +176,14 @@ def read_record(folder: str | Path, flag: str = "") -> dict[str, Any]:
 
 
 def find_records(where: str | Path) -> list[tuple[Path, dict[str, Any]]]:
-    """(folder, record) of every run at or below a folder, oldest first."""
+    """(folder, record) of every run at or below a folder, oldest first.
+
+    Folders below it whose names begin with a dot, such as those of the tuner's trials, are skipped.
+    """
     found = []
     for path in Path(where).rglob(RECORD):
+        if any(part.startswith(".") for part in path.relative_to(where).parts):
+            continue
         record = read_json(path)
         require(record is not None, f"{path}: not readable as JSON")
         if is_record(record):
@@ -290,6 +295,6 @@ def script_path(folder: Path, script: str) -> Path:
 def find_videos(folder: Path) -> list[Path]:
     """The films of a run, oldest first, those of its evaluation last."""
     films: list[Path] = []
-    for place in (folder / VIDEOS, folder / VIDEOS / EVALUATION):
+    for place in (folder, folder / VIDEOS, folder / VIDEOS / EVALUATION):
         films += sorted(place.glob("*.mp4"), key=os.path.getmtime)
     return films

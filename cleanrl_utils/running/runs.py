@@ -30,7 +30,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanrl_utils.errors import BadInput, require
-from cleanrl_utils.running import folder, rng
+from cleanrl_utils.running import folder, rng, source
 from cleanrl_utils.running.run import NOTHING_BEFORE, Run, RunArgs, parse_args
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
@@ -139,7 +139,9 @@ class Runs(Run):
         super().finish(first)
         if self.siblings:
             last = [np.mean(run._progress.returns) for run in self.all if run._progress.returns]
-            self.say(f"return of {len(last)} agents: {np.mean(last):.2f} ± {np.std(last):.2f}")
+            spread = f" ± {np.std(last, ddof=1):.2f}" if len(last) > 1 else ""
+            mean = f"{np.mean(last):.2f}{spread}" if last else "no finished episode"
+            self.say(f"return over {len(last)} of {len(self.all)} seeds: {mean}")
 
     def _write_segment(self, *segment: Any) -> None:
         metrics, returns, lengths, step = jax.device_get(segment)
@@ -165,6 +167,7 @@ class Runs(Run):
             run.args.checkpoints = self.args.checkpoints
             own = {"args": dataclasses.asdict(run.args), "trained_with": self.folder.name}
             folder.write_record(run.folder, record | own | {"id": run.id})
+            source.copy(self.folder, run.folder)
         record["siblings"] = [run.folder.name for run in self.siblings]
         folder.write_record(self.folder, record)
 

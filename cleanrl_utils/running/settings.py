@@ -22,6 +22,7 @@ import tyro
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.help import print_help
+from cleanrl_utils.running.stored import restore_settings
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
         else:
             more = [value] if "=" in word else []
         if kind in (int, float):
-            more = [as_number(name, kind, text) for text in more]
+            more[:1] = [as_number(name, kind, text) for text in more[:1]]
         looks_like_flags = len(more) == 1 and more[0].startswith("-")  # --slurm-options "--time=1"
         if looks_like_flags and ("=" in word or " " in more[0]) and not issubclass(cls, RunArgs):
             out.append(f"{name}={more[0]}")
@@ -334,7 +335,7 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
         f"--resume {folder}: made by {record['script']}.py, not {script}.py",
     )
     require(set(stored) == names, f"--resume {folder}: {script}.py has other settings by now")
-    return cls(**stored)
+    return restore_settings(cls, stored, f"--resume {folder}")
 
 
 def check_unchanged(args: RunArgs, stored: RunArgs) -> None:

@@ -1,5 +1,6 @@
 """What JAX scripts share: models, initial weights, permutations, patches of pictures."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Params = dict[str, Any]  # arrays by name, in Flax nested; NumPy's before the first update
+Params = Mapping[str, Any]  # arrays by name, in Flax nested
 
 
 class Model:
@@ -99,7 +100,7 @@ def with_arrays(tree: Any, arrays: list[np.ndarray]) -> Any:
     new = []
     for leaf, array in zip(leaves, arrays, strict=True):
         if is_key(leaf):
-            new.append(jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)))
+            new.append(jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)))
         else:
             new.append(jax.device_put(np.asarray(array, leaf.dtype), leaf.sharding))
     return jax.tree.unflatten(structure, new)

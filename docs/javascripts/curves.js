@@ -17,12 +17,12 @@ function show(place) {
   const label = html("label", {}, "smooth "), legend = html("div", { class: "legend" });
   smooth.addEventListener("input", draw);
   label.append(smooth);
-  controls.append(label, legend);
-  place.append(controls, charts);
+  controls.append(label);
+  place.append(...(data.controls ? [controls] : []), legend, charts);
 
   function lines(chart) {
     return chart.lines.filter(line => line.runs.length && !hidden.has(line.name)).flatMap(line => {
-      const color = data.colors[names.indexOf(line.name) % data.colors.length], weight = +smooth.value;
+      const color = data.colors[names.indexOf(line.name)], weight = +smooth.value;
       if (view.value === "0") return [band(line.name, color, line.runs, +axis.value, weight)];
       return line.runs.map((run, i) => band(`${line.name}, run ${i + 1}`, color, [run], +axis.value, weight));
     });
@@ -30,7 +30,7 @@ function show(place) {
   function draw() {
     const unit = axis.selectedOptions[0].text, room = place.clientWidth;
     const again = name => () => { flip(hidden, name); draw(); };
-    if (names.length > 1) legend.replaceChildren(...names.map((name, i) => toggle(name, data.colors[i % data.colors.length], !hidden.has(name), again(name))));
+    if (names.length > 1) legend.replaceChildren(...names.map((name, i) => toggle(name, data.colors[i], !hidden.has(name), again(name))));
     charts.replaceChildren(...data.charts.map(chart => drawChart(chart.env, "episodic return", unit, lines(chart), room, chart.marks)));
   }
   draw();

@@ -1,136 +1,27 @@
-"""The benchmark's backends beyond this machine: Ray, Slurm, AWS Batch.
+"""Runs as elements of a Slurm job array, whose nodes share the working directory with us.
 
-Each of them has a node run `python -m cleanrl_utils.benchmark ... --index NUMBER`: one run, resumed
-if it was interrupted. Ray and Slurm nodes share the working directory with us, as clusters do.
+An element runs `python -m cleanrl_utils.benchmark ... --index slurm`: one run, resumed if it was
+interrupted.
 """
 
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cleanrl_utils import submit_exp
-from cleanrl_utils.benchmark import BenchmarkArgs, Board, describe_status, same_command
-from cleanrl_utils.errors import BadInput, missing_package, require
+from cleanrl_utils.errors import require
 from cleanrl_utils.launching.jobs import Job
+from cleanrl_utils.launching.local import Board, describe_status
+from cleanrl_utils.launching.options import LaunchArgs
 
 TEMPLATE = (
     Path(__file__).resolve().parent.parent.parent / "benchmark" / "cleanrl_1gpu.slurm_template"
 )
-CONNECT = 60  # seconds to reach a Ray cluster
 LOST = 15  # seconds that a job may be neither in Slurm's queue nor have left a result
-
-
-# -- Ray ----------------------------------------------------------------------------------------
-
-
-def run_ray(
-    args: BenchmarkArgs, todo: list[Job], tags: list[str], env: dict[str, str]
-) -> list[Job]:
-    """Run jobs as Ray tasks; returns those that failed."""
-    if args.workers == 0:
-        for job in todo:
-            print(shlex.join(["python", *same_command(args, tags, str(job.number))]))
-        return []
-    if not todo:
-        return []
-    try:
-        import ray
-    except ImportError:
-        raise missing_package("ray", "cloud") from None
-    connect(ray, args.ray_address)
-    gpus = args.gpus_per_run
-    if gpus is None:
-        gpus = 1 if ray.cluster_resources().get("GPU") else 0
-
-    def work(words: list[str], folder: str, ours: dict[str, str]) -> tuple[int, str]:
-        import os  # in the node's process
-        import subprocess
-
-        nothing = subprocess.DEVNULL
-        env = os.environ | ours
-        done = subprocess.run(
-            words, cwd=folder, env=env, stdin=nothing, capture_output=True, text=True
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    # Ray repeats a task whose node or worker died; a run that failed is repeated by --retries.
-    task = ray.remote(work).options(
-        num_cpus=args.cpus_per_run, num_gpus=gpus, max_retries=max(args.retries, 1)
-    )
-    ours = {k: v for k, v in env.items() if k == "PYTHONPATH" or k.startswith("WANDB_")}
-    waiting, failed = list(todo), list[Job]()
-    tasks: dict[Any, Job] = {}
-    with Board(len(todo)) as board:
-        try:
-            while waiting or tasks:
-                while waiting and len(tasks) < args.workers:
-                    job = waiting.pop(0)
-                    words = [sys.executable, *same_command(args, tags, str(job.number))]
-                    tasks[task.remote(words, str(Path.cwd()), ours)] = job
-                ready, _ = ray.wait(list(tasks), timeout=0.2)
-                for future in ready:
-                    job = tasks.pop(future)
-                    try:
-                        status, output = ray.get(future)
-                    except ray.exceptions.RayError as error:
-                        status, output = 1, str(error)
-                    board.ended(job, status == 0)
-                    if status:
-                        failed.append(job)
-                        board.say(f"{job.name} FAILED on Ray:\n{output.strip()}")
-                    else:
-                        board.say(f"{job.name} finished")
-                board.update([job for job in tasks.values() if job.folder])
-        finally:
-            for future in tasks:
-                ray.cancel(future, force=True)
-            ray.shutdown()
-    return failed
-
-
-def connect(ray: Any, address: str) -> None:
-    """Join a cluster; Ray itself would wait for minutes where there is none."""
-    quiet = {"log_to_driver": False, "logging_level": "error"}
-    if address == "local":
-        ray.init(address="local", include_dashboard=False, **quiet)
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            raise BadInput(f"--ray-address {address}: nobody answers there ({error})") from None
-    problem = within(CONNECT, lambda: ray.init(address=address, **quiet))
-    hint = "start one with `ray start --head`, or use --ray-address local"
-    require(problem is None, f"--ray-address {address}: no cluster ({problem}); {hint}")
-
-
-def within(seconds: float, function: Callable[[], Any]) -> str | None:
-    """Why a function did not succeed in this time, if it did not."""
-    problem = [f"no answer in {seconds:.0f} s"]
-
-    def call() -> None:
-        try:
-            function()
-            problem.clear()
-        except Exception as error:
-            problem[:] = [str(error).strip().splitlines()[0] if str(error) else repr(error)]
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return problem[0] if problem else None
-
-
-# -- Slurm --------------------------------------------------------------------------------------
 
 
 def fill_template(text: str, values: dict[str, Any]) -> str:
@@ -147,6 +38,12 @@ def fill_template(text: str, values: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def quote(path: Path) -> str:
+    """A path as sbatch reads it on a #SBATCH line: quoted as in a shell, % doubled."""
+    text = str(path).replace("%", "%%")
+    return shlex.quote(text)
+
+
 def as_ranges(numbers: list[int]) -> str:
     """[0, 1, 2, 5] as Slurm writes it: 0-2,5."""
     groups: list[list[int]] = []
@@ -159,7 +56,7 @@ def as_ranges(numbers: list[int]) -> str:
 
 
 def run_slurm(
-    args: BenchmarkArgs, todo: list[Job], words: list[str], env: dict[str, str]
+    args: LaunchArgs, todo: list[Job], words: list[str], env: dict[str, str]
 ) -> list[Job] | None:
     """Submit jobs as one array; with --wait returns those that failed, otherwise None."""
     states = slurm_states(todo)
@@ -180,7 +77,7 @@ def run_slurm(
             "cpus_per_task": args.slurm_total_cpus // args.slurm_ntasks,
             "ntasks": args.slurm_ntasks,
             "nodes": args.slurm_nodes,
-            "logs": logs,
+            "logs": quote(logs),
         }
         script = fill_template(path.read_text(), values)
         if args.workers == 0:
@@ -193,9 +90,7 @@ def run_slurm(
     return None
 
 
-def submit(
-    script: str, logs: Path, new: list[Job], args: BenchmarkArgs, env: dict[str, str]
-) -> None:
+def submit(script: str, logs: Path, new: list[Job], args: LaunchArgs, env: dict[str, str]) -> None:
     require(shutil.which("sbatch") is not None, "--backend slurm: there is no sbatch here")
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / f"{time.time_ns()}.sh"
@@ -264,21 +159,3 @@ def wait_for_slurm(todo: list[Job]) -> list[Job]:
             board.update([job for job in left if job.folder])
             time.sleep(1.0 if left else 0.0)
     return failed
-
-
-# -- AWS Batch ----------------------------------------------------------------------------------
-
-
-def run_aws_batch(args: BenchmarkArgs, todo: list[Job], words: list[str]) -> int:
-    """Submit jobs as one array job; the image's own Python and folders are used there."""
-    require(
-        not args.fresh, "--fresh: what is finished is known on AWS only; use another --runs-dir"
-    )
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{todo[0].command.script}-{int(time.time())}")
-    plan = submit_exp.Submission(args, ["python", *words], name, len(todo))
-    if args.workers == 0:
-        print(plan.as_json())
-        return 0
-    submitted = plan.submit()
-    print(f"submitted {len(todo)} runs as AWS Batch job {submitted} to the queue {args.job_queue}")
-    return plan.wait(submitted, [job.name for job in todo]) if args.wait else 0

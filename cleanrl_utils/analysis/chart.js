@@ -38,14 +38,14 @@ function interpolate(xs, ys, grid) {
   });
 }
 
-// One line of a chart: mean and standard deviation of curves [steps, minutes, values].
+// One line of a chart: mean and sample standard deviation of curves [steps, minutes, values].
 function band(name, color, curves, axis, weight) {
   const from = Math.max(...curves.map(c => c[axis][0]));
   const to = Math.max(from, Math.min(...curves.map(c => c[axis][c[axis].length - 1])));
   const x = Array.from({ length: POINTS }, (_, i) => from + (to - from) * i / (POINTS - 1));
   const rows = curves.map(c => interpolate(c[axis], smoothed(c[2], weight), x));
   const mean = x.map((_, i) => rows.reduce((sum, row) => sum + row[i], 0) / rows.length);
-  const std = x.map((_, i) => Math.sqrt(rows.reduce((sum, row) => sum + (row[i] - mean[i]) ** 2, 0) / rows.length));
+  const std = x.map((_, i) => Math.sqrt(rows.reduce((sum, row) => sum + (row[i] - mean[i]) ** 2, 0) / Math.max(1, rows.length - 1)));
   return { name, color, x, mean, std, runs: curves.length };
 }
 

@@ -1,0 +1,129 @@
+"""Pictures of learning curves: one run, or a comparison of sets."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cleanrl_utils.analysis import stats
+from cleanrl_utils.analysis.comparison import ENOUGH, Comparison
+from cleanrl_utils.analysis.palette import colors
+from cleanrl_utils.analysis.sources import OneRun
+from cleanrl_utils.analysis.tables import RETURN, RunFolder
+from cleanrl_utils.errors import BadInput
+
+POINTS = 100  # of a curve in the figure
+
+
+def plot(run: RunFolder, path: Path) -> Path:
+    """The run's learning curve: every episode as a dot, the mean of the last 20 as a line."""
+    plt = pyplot()
+    metrics = run.metrics()
+    episodes = metrics[metrics.tag == RETURN]
+    args = run.record["args"]
+    figure, axis = plt.subplots(figsize=(8, 4.5), dpi=120)
+    axis.plot(episodes.step, episodes.value, ".", markersize=2, alpha=0.3, color="tab:blue")
+    smooth = episodes.value.rolling(20, min_periods=1).mean()
+    axis.plot(episodes.step, smooth, color="tab:blue", label="mean of the last 20 episodes")
+    axis.set(xlabel="environment steps", ylabel="episodic return")
+    axis.set_title(f"{args['exp_name']} on {args.get('env_id', '')}, seed {args['seed']}")
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+    return path
+
+
+def pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def thin(
+    x: np.ndarray, values: np.ndarray, end: float, points: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A curve in equal spans of x up to `end`: (middle, mean value) of those that have values."""
+    span = np.clip((x / max(end, 1e-9) * points).astype(int), 0, points - 1)
+    counts = np.bincount(span, minlength=points)
+    seen = counts > 0
+    at = np.bincount(span, x, points)[seen] / counts[seen]
+    return at, np.bincount(span, values, points)[seen] / counts[seen]
+
+
+def mean_curve(
+    runs: list[OneRun], metric: str, axis: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(x, mean, sample standard deviation) over runs, as far as the shortest of them goes."""
+    curves = [run.curves[metric] for run in runs]
+    unit = 60.0 if axis == "seconds" else 1.0
+    xs = [np.asarray(getattr(curve, axis), float) / unit for curve in curves]
+    grid = np.linspace(max(x[0] for x in xs), min(x[-1] for x in xs), POINTS)
+    rows = [np.interp(grid, *thin(x, curve.values, x[-1], POINTS)) for x, curve in zip(xs, curves)]
+    spread = np.std(rows, axis=0, ddof=1) if len(rows) > 1 else np.zeros(POINTS)
+    return grid, np.mean(rows, axis=0), spread
+
+
+def draw(c: Comparison, path: Path) -> list[Path]:
+    """One row of curves per task, by steps and by time; below, the statistics across tasks."""
+    plt = pyplot()
+    rows = len(c.tasks) + bool(c.shared)
+    figure, axes = plt.subplots(rows, 2, figsize=(11, 3.4 * rows), dpi=110, squeeze=False)
+    for task, pair in zip(c.tasks, axes, strict=False):
+        for axis, by in zip(pair, ("steps", "seconds"), strict=True):
+            draw_task(c, task, axis, by)
+        pair[0].set_ylabel(c.args.metric.removeprefix("charts/"))
+        pair[0].legend(fontsize=8)
+    if c.shared:
+        draw_statistics(c, axes[-1])
+    figure.tight_layout()
+    picture = path if path.suffix else path.with_suffix(".png")
+    paths = [picture] + ([picture.with_suffix(".svg")] if picture.suffix != ".svg" else [])
+    for target in paths:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(target)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"--output-filename {target}: cannot be written ({error})") from None
+    plt.close(figure)
+    return paths
+
+
+def draw_task(c: Comparison, task: str, axis: Any, by: str) -> None:
+    """The mean curve of each set, with its deviation where it has several seeds."""
+    for s, color in zip(c.sets, colors(len(c.sets)), strict=True):
+        runs = s.on(task)
+        if not runs:
+            continue
+        x, mean, std = mean_curve(runs, c.args.metric, by)
+        axis.plot(x, mean, color=color, label=f"{s.label} ({len(runs)})")
+        if len(runs) > 1:
+            axis.fill_between(x, mean - std, mean + std, color=color, alpha=0.15, lw=0)
+    axis.set(xlabel="steps" if by == "steps" else "minutes", title=task)
+    axis.grid(alpha=0.3)
+
+
+def draw_statistics(c: Comparison, axes: Any) -> None:
+    """The performance profile and the interquartile means."""
+    every = np.concatenate([x for runs in c.normalised for x in runs])
+    levels = np.linspace(every.min() - 1e-6, every.max(), 101)
+    for i, (runs, color) in enumerate(zip(c.normalised, colors(len(c.sets)), strict=True)):
+        axes[0].step(levels, stats.profile(runs, levels), color=color, label=c.labels[i])
+        band = stats.profile_interval(runs, levels)
+        axes[0].fill_between(levels, *band, color=color, alpha=0.15, lw=0, step="pre")
+        low, high = stats.interval(stats.bootstrap_iqm(runs, i))
+        axes[1].barh(i, high - low, left=low, color=color, alpha=0.4)
+        axes[1].plot([stats.set_iqm(runs)] * 2, [i - 0.4, i + 0.4], color=color)
+    fewest = c.fewest_seeds(*range(len(c.sets)))
+    caution = f" (caution: seeds per task: {fewest})" if fewest < ENOUGH else ""
+    axes[0].set(title="performance profile", xlabel="normalised score", ylabel="runs above it")
+    axes[0].grid(alpha=0.3)
+    axes[1].set(title=f"interquartile mean, 95% interval{caution}", xlabel="normalised score")
+    axes[1].set_yticks(range(len(c.labels)), c.labels)
+    axes[1].invert_yaxis()
+    axes[1].use_sticky_edges = False  # the shortest bar needs its margin, too
+    axes[1].grid(alpha=0.3, axis="x")

@@ -1,0 +1,224 @@
+"""The comparison of sets of runs: scores on one scale, the table, and the verdicts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cleanrl_utils.analysis import stats
+from cleanrl_utils.analysis.grouping import ABSENT, count, spelt
+from cleanrl_utils.analysis.sets import RunSet, SetArgs, find_sets, say
+from cleanrl_utils.analysis.sources import OneRun
+from cleanrl_utils.analysis.tables import markdown_row as row
+from cleanrl_utils.errors import require
+
+ENOUGH = 5  # seeds: with fewer, intervals and probabilities carry a caution
+FEWEST = 5  # runs of a set that a verdict needs, and
+FEWEST_PER_TASK = 3
+TOLERANCE = 0.01  # of what the baseline learned: less than that is no regression
+
+
+@dataclass
+class Comparison:
+    """Sets and, where they share tasks, their scores on one scale."""
+
+    args: SetArgs
+    sets: list[RunSet]
+    tasks: list[str]  # all
+    shared: list[str]  # those that every set has
+    scores: list[list[np.ndarray]]  # by set, by shared task
+    normalised: list[list[np.ndarray]]
+
+    @property
+    def labels(self) -> list[str]:
+        return [s.label for s in self.sets]
+
+    def fewest_seeds(self, *numbers: int) -> int:
+        """The smallest number of seeds per shared task in these sets."""
+        return min(len(scores) for number in numbers for scores in self.normalised[number])
+
+
+def compare(args: SetArgs) -> Comparison:
+    sets = find_sets(args)
+    shared = common_tasks(sets, args)
+    tasks = list(args.env_ids) or sorted({run.env_id for s in sets for run in s.runs})
+    tasks = [task for task in tasks if any(s.on(task) for s in sets)]
+    scores = [[scores_of(s, task, args) for task in shared] for s in sets]
+    scales = [scale(sets[0].on(task), scores[0][i], args) for i, task in enumerate(shared)]
+    normalised = []
+    for mine in scores:
+        pairs = zip(mine, scores[0], scales, strict=True)
+        normalised.append([1 + (x - base.mean()) / unit for x, base, unit in pairs])
+    return Comparison(args, sets, tasks, shared, scores, normalised)
+
+
+def common_tasks(sets: list[RunSet], args: SetArgs) -> list[str]:
+    """Tasks that every set has runs of, in the order asked for."""
+    have = [set(s.tasks()) for s in sets]
+    every = args.env_ids or sorted(set.union(*have))
+    for s, tasks in zip(sets, have, strict=True):
+        if missing := [task for task in every if task not in tasks]:
+            message = f"{s.label} has no run of {', '.join(missing)}"
+            require(not args.fail_on_regression, f"--fail-on-regression: {message}")
+            say(f"{message}: not counted across tasks")
+    return [task for task in every if all(task in tasks for tasks in have)]
+
+
+def scores_of(runs: RunSet, task: str, args: SetArgs) -> np.ndarray:
+    window = args.metric_last_n_average_window
+    return np.array([run.score(args.metric, window) for run in runs.on(task)])
+
+
+def scale(runs: Iterable[OneRun], scores: np.ndarray, args: SetArgs) -> float:
+    """How much the baseline learned on a task: what makes scores of different tasks comparable.
+
+    Never less than the spread of its runs, so that a task on which nothing was learned does not
+    blow noise up.
+    """
+    starts = []
+    for run in runs:
+        values = run.curves[args.metric].values
+        starts.append(values[: max(1, min(10, len(values) // 10))].mean())
+    return float(max(abs(scores.mean() - np.mean(starts)), scores.std(), 1e-9))
+
+
+# -- the table ---------------------------------------------------------------------------------
+
+
+def markdown(c: Comparison) -> str:
+    """Scores by task, what is said across tasks, and the settings that differ between the sets."""
+    parts = [score_table(c)]
+    if c.shared:
+        parts.append(across_tasks(c))
+    if len(c.sets) > 1:
+        parts.append(settings_table(c))
+    return "\n\n".join(filter(None, parts))
+
+
+def score_table(c: Comparison) -> str:
+    head = ["", *c.labels]
+    lines = [f"**{c.args.metric}**: mean ± sample standard deviation over seeds (number of seeds)"]
+    lines += ["", row(head), row(["-"] * len(head))]
+    for task in c.tasks:
+        cells = [scores_of(s, task, c.args) for s in c.sets]
+        lines.append(row([task, *(cell(x) for x in cells)]))
+    minutes = [[r.curves[c.args.metric].seconds[-1] / 60 for r in s.runs] for s in c.sets]
+    lines.append(row(["minutes per run", *(f"{np.mean(m):.1f}" for m in minutes)]))
+    return "\n".join(lines)
+
+
+def cell(scores: np.ndarray) -> str:
+    return f"{stats.mean_and_std(scores)} ({len(scores)})" if len(scores) else "-"
+
+
+def across_tasks(c: Comparison) -> str:
+    """Interquartile means, differences and probabilities of improvement, with 95% intervals."""
+    head = ["", *c.labels]
+    about = f"Across {count(len(c.shared), 'task')} (95% intervals):"
+    about += " 0 is a task's return at the start, 1 the first set's final mean."
+    lines = [about, "", row(head), row(["-"] * len(head))]
+    cells = []
+    for i, runs in enumerate(c.normalised):
+        bounds = stats.interval(stats.bootstrap_iqm(runs, i))
+        cells.append(f"{stats.set_iqm(runs):.3f} {with_caution(bounds, c.fewest_seeds(i))}")
+    lines.append(row(["interquartile mean", *cells]))
+    if len(c.sets) == 1:
+        return "\n".join(lines)
+    differences = []
+    probabilities = []
+    base = c.normalised[0]
+    for i, new in enumerate(c.normalised[1:]):
+        seeds = c.fewest_seeds(0, i + 1)
+        difference, bounds = stats.difference(base, new, i)
+        differences.append(f"{difference:+.3f} {with_caution(bounds, seeds)}")
+        probability, bounds = stats.improvement(base, new, i)
+        probabilities.append(f"{probability:.2f} {with_caution(bounds, seeds)}")
+    lines.append(row(["difference", "", *differences]))
+    lines.append(row(["P(improvement)", "", *probabilities]))
+    return "\n".join(lines)
+
+
+def with_caution(bounds: tuple[float, float], seeds: int) -> str:
+    """An interval; too few seeds are named beside it, and one seed has no interval."""
+    if seeds == 1:
+        return "(caution: one seed, no interval)"
+    text = f"[{bounds[0]:.3f}, {bounds[1]:.3f}]"
+    return f"{text} (caution: only {seeds} seeds)" if seeds < ENOUGH else text
+
+
+def settings_table(c: Comparison) -> str:
+    """The settings that differ between the sets on the same task, and the versions of the code."""
+    different = []
+    only: dict[str, list[str]] = {}
+    known = [s for s in c.sets if all(run.all_settings for run in s.runs)]
+    for name in dict.fromkeys(n for s in c.sets for run in s.runs for n in run.settings):
+        have = [s for s in c.sets if any(name in run.settings for run in s.runs)]
+        if len(have) == len(c.sets):
+            different += [name] * differs_on_a_task(c, name)
+        elif len(known) == len(c.sets):
+            only.setdefault(", ".join(s.label for s in have), []).append(spelt(name))
+    rows = [[spelt(name), *(value_in(s, name) for s in c.sets)] for name in different]
+    codes = [", ".join(dict.fromkeys(run.code or "unknown" for run in s.runs)) for s in c.sets]
+    if len(set(codes)) > 1:
+        rows.append(["code", *codes])
+    head = ["differs between the sets", *c.labels]
+    lines = [row(cells) for cells in [head, ["-"] * len(head), *rows]]
+    if not rows:
+        lines = ["" if only else "Settings and code are the same in all sets."]
+    lines += [""] * bool(only)
+    lines += [f"Only {who} has the settings {', '.join(names)}." for who, names in only.items()]
+    if unknown := [s.label for s in c.sets if s not in known]:
+        lines.append("")
+        lines.append(f"{', '.join(unknown)}: only the flags of the commands are recorded.")
+    return "\n".join(lines).strip("\n")
+
+
+def differs_on_a_task(c: Comparison, name: str) -> bool:
+    """Whether sets have different values of a setting on the same task."""
+    for task in c.tasks:
+        firsts = [s.on(task)[0] for s in c.sets if s.on(task)]
+        if len({run.settings.get(name, ABSENT) for run in firsts}) > 1:
+            return True
+    return False
+
+
+def value_in(s: RunSet, name: str) -> str:
+    """A setting's value in a set; where it depends on the task, each value with its tasks."""
+    values: dict[str, list[str]] = {}
+    for task in s.tasks():
+        values.setdefault(s.on(task)[0].settings.get(name, ABSENT), []).append(task)
+    if len(values) == 1:
+        return next(iter(values))
+    return "; ".join(f"{value} ({', '.join(tasks)})" for value, tasks in values.items())
+
+
+# -- the verdict -------------------------------------------------------------------------------
+
+
+def verdicts(c: Comparison) -> list[str]:
+    """A line for each regression: across tasks, and on each task that has runs enough.
+
+    Each task is judged on its own, too: an interquartile mean does not see one broken task among
+    many. Refuses to judge on too few runs.
+    """
+    require(len(c.sets) > 1, "--fail-on-regression needs two sets of runs, see --help")
+    for s, scores in zip(c.sets, c.scores, strict=True):
+        fewest = min(map(len, scores))
+        total = sum(map(len, scores))
+        require(
+            fewest >= FEWEST_PER_TASK and total >= FEWEST,
+            f"--fail-on-regression: {s.label} has too few runs to judge ({total}, at least"
+            f" {fewest} per task); it takes {FEWEST_PER_TASK} per task and {FEWEST} in all",
+        )
+    base = c.normalised[0]
+    found = []
+    for label, new in zip(c.labels[1:], c.normalised[1:], strict=True):
+        worse = ["across tasks"] if stats.regressed(base, new, TOLERANCE) else []
+        for task, a, b in zip(c.shared, base, new, strict=True):
+            if min(len(a), len(b)) < FEWEST:
+                say(f"{label}: fewer than {FEWEST} runs on {task}: not judged on its own")
+            elif stats.regressed([a], [b], TOLERANCE, resamples=10_000):
+                worse.append(f"on {task}")
+        if worse:
+            found.append(f"{label} is worse than {c.labels[0]} {', '.join(worse)}")
+    return found

@@ -1,0 +1,248 @@
+"""Sets of runs to compare. Within a set, runs of a task differ by their seeds alone."""
+
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cleanrl_utils.analysis import grouping, sources
+from cleanrl_utils.analysis.grouping import count, spelt
+from cleanrl_utils.analysis.sources import OneRun
+from cleanrl_utils.analysis.tables import RETURN
+from cleanrl_utils.errors import BadInput, require
+
+SAME_LENGTH = 1.1  # the last values of runs of one length lie no further apart than this
+
+
+@dataclass
+class SetArgs:
+    exp_names: tuple[str, ...] = ()
+    """experiments to compare; --exp-name is the same"""
+    exp_name: str = ""
+    """one experiment"""
+    tags: tuple[str, ...] = ()
+    """tags to compare: those that WANDB_TAGS or the benchmark gave to runs"""
+    commits: tuple[str, ...] = ()
+    """commits to compare, or their first letters"""
+    split_by: tuple[str, ...] = ()
+    """settings to compare: every value of each makes a set, e.g. --split-by learning-rate"""
+    where: tuple[str, ...] = ()
+    """use only runs with these settings, e.g. --where total-timesteps=500000 gamma=0.99"""
+    env_ids: tuple[str, ...] = ()
+    """tasks; unset: all that the sets have in common"""
+    runs_dir: tuple[str, ...] = ()
+    """folders with runs; unset: runs, if no other source is named"""
+    results: bool = False
+    """read the committed results of benchmark/results"""
+    results_dir: str = ""
+    """committed results in another folder; implies --results"""
+    wandb_project_name: str = ""
+    """read the runs of this Weights & Biases project"""
+    wandb_entity: str = ""
+    """team or user of that project; unset: your own"""
+    scan_history: bool = False
+    """read every value from Weights & Biases, not a sample of 10,000; run folders are read whole"""
+    metric: str = RETURN
+    """metric to compare; more is better"""
+    metric_last_n_average_window: int = 100
+    """a run's score is the mean of this many last values of the metric"""
+    unfinished: bool = False
+    """also count runs that have not finished, whatever their length"""
+    fail_on_regression: bool = False
+    """exit with status 1 if a set is worse than the first one"""
+
+    def __post_init__(self) -> None:
+        self.exp_names = tuple(dict.fromkeys(filter(None, (*self.exp_names, self.exp_name))))
+        self.results = self.results or bool(self.results_dir)
+        if not (self.runs_dir or self.results or self.wandb_project_name):
+            self.runs_dir = ("runs",)
+        window = self.metric_last_n_average_window
+        require(window >= 1, f"--metric-last-n-average-window must be at least 1, got {window}")
+        for word in self.where:
+            name, _, value = word.partition("=")
+            require(bool(name and value), f"--where takes NAME=VALUE, not {word}")
+
+
+@dataclass
+class RunSet:
+    label: str
+    runs: list[OneRun]
+
+    def on(self, env_id: str) -> list[OneRun]:
+        return [run for run in self.runs if run.env_id == env_id]
+
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(run.env_id for run in self.runs))
+
+
+def say(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def find_sets(args: SetArgs) -> list[RunSet]:
+    """Every combination of source, experiment, tag, commit and split setting makes a set."""
+    found, places = find_everything(args)
+    if args.env_ids:
+        found = [run for run in found if run.env_id in args.env_ids]
+    found = filter_by_settings(found, args.where)
+    names = args.exp_names
+    if not (names or args.tags or args.commits or args.split_by or len(places) > 1):
+        names = tuple(sorted({run.exp_name for run in found}))
+        of_tasks = " of these tasks" * bool(args.env_ids)
+        require(bool(names), f"{', '.join(places)}: no run{of_tasks}")
+    named = (tuple(places), names or (None,), args.tags or (None,), args.commits or (None,))
+    split = [name.removeprefix("--").replace("-", "_") for name in args.split_by]
+    choices = (*named, *(values_of(found, name, "--split-by") for name in split))
+    sets = []
+    for choice in itertools.product(*choices):
+        runs = [run for run in found if belongs(run, choice, split)]
+        label = label_of(choice, choices, split)
+        if not runs and split:
+            continue  # not every combination of values was run
+        require(bool(runs), f"no run for {label}{f' on {args.env_ids}' if args.env_ids else ''}")
+        sets.append(RunSet(label, choose(runs, label, args)))
+    require(bool(sets), "--split-by: no run has these settings")
+    sources.read_curves([run for s in sets for run in s.runs])
+    for s in sets:
+        drop_silent(s, args)
+        check_length(s, args)
+        say_what_is_mixed(s)
+    return sets
+
+
+def find_everything(args: SetArgs) -> tuple[list[OneRun], list[str]]:
+    """All runs of all sources, and the names of the sources."""
+    found: list[OneRun] = []
+    places: list[str] = []
+    if args.results:
+        found += sources.runs_of_results(args.results_dir)
+        places.append(sources.COMMITTED_RESULTS)
+    for folder in args.runs_dir:
+        found += sources.runs_of_folder(folder)
+        places.append(folder)
+    if args.wandb_project_name:
+        project = (args.wandb_project_name, args.wandb_entity)
+        wanted = (args.exp_names, args.env_ids, args.tags)
+        found += sources.runs_of_wandb(*project, args.metric, *wanted, args.scan_history)
+        places.append(sources.wandb_path(*project))
+    return found, places
+
+
+def filter_by_settings(runs: list[OneRun], where: Sequence[str]) -> list[OneRun]:
+    """The runs that have all these settings, given as NAME=VALUE."""
+    for word in where:
+        name, _, value = word.partition("=")
+        name = name.removeprefix("--").replace("-", "_")
+        values = values_of(runs, name, "--where")
+        text = grouping.as_text(value)
+        require(text in values, f"--where {word}: no such run; there is {', '.join(values)}")
+        runs = [run for run in runs if run.settings.get(name) == text]
+    return runs
+
+
+def values_of(runs: list[OneRun], name: str, used_in: str) -> tuple[str, ...]:
+    """All values of a setting."""
+    values = {run.settings[name] for run in runs if name in run.settings}
+    if not values:
+        raise BadInput(f"{used_in} {name.replace('_', '-')}: no run has this setting")
+    return tuple(grouping.in_order(values))
+
+
+def belongs(run: OneRun, choice: Sequence[str | None], split: Sequence[str]) -> bool:
+    """Whether a run is of this source, experiment, tag and commit, and has these split settings."""
+    source, name, tag, commit, *values = choice
+    if run.source != source or name not in (None, run.exp_name):
+        return False
+    if tag is not None and tag not in run.tags:
+        return False
+    if commit is not None:  # either may be shortened
+        alike = commit[: len(run.commit)] == run.commit[: len(commit)]
+        if not run.commit or not alike:
+            return False
+    return all(run.settings.get(key) == value for key, value in zip(split, values, strict=True))
+
+
+def label_of(
+    choice: Sequence[str | None], choices: Sequence[Sequence[str | None]], split: Sequence[str]
+) -> str:
+    """The name of a set: what tells it apart from the others."""
+    texts: list[str | None] = [*choice[:4]]
+    for name, value in zip(split, choice[4:], strict=True):
+        texts.append(f"{name.replace('_', '-')}={value}")
+    tell_apart = [str(t) for t, options in zip(texts, choices, strict=True) if len(options) > 1]
+    source, exp_name, tag, commit = choice[:4]
+    return ", ".join(tell_apart) or str(exp_name or tag or commit or source)
+
+
+def choose(runs: list[OneRun], label: str, args: SetArgs) -> list[OneRun]:
+    """The runs of a set that count: finished, equal settings, the newest one of each seed."""
+    chosen: list[OneRun] = []
+    counted = [run for run in runs if run.finished or args.unfinished]
+    for task in dict.fromkeys(run.env_id for run in counted):
+        mine = [run for run in counted if run.env_id == task]
+        check_same_settings(mine, f"{label} on {task}")
+        chosen += grouping.newest_per_seed(mine)
+    if dropped := len(counted) - len(chosen):
+        say(f"{label}: {count(dropped, 'earlier run')} of the same tasks and seeds left out")
+    seeds = {(run.env_id, run.seed) for run in chosen}
+    lost = [run for run in runs if not run.finished and (run.env_id, run.seed) not in seeds]
+    if lost:
+        names = ", ".join(run.name for run in lost[:3]) + (", ..." if len(lost) > 3 else "")
+        message = f"{label}: {count(len(lost), 'unfinished run')}: {names}"
+        require(not args.fail_on_regression, f"--fail-on-regression: {message}")
+        say(f"{message}; left out (--unfinished counts them)")
+    require(bool(chosen), f"{label}: no finished run (--unfinished counts the others)")
+    return chosen
+
+
+def check_same_settings(runs: list[OneRun], name: str) -> None:
+    """Refuse runs that differ by more than their seeds."""
+    different = grouping.differing([run.settings for run in runs])
+    if not different:
+        return
+    alternatives = "; ".join(f"{spelt(n)} {' or '.join(v)}" for n, v in different.items())
+    by_settings: dict[object, list[OneRun]] = {}
+    for run in runs:
+        by_settings.setdefault(grouping.same(run.settings), []).append(run)
+    largest = max(by_settings.values(), key=len)[0].settings
+    flags = {n: n.replace("_", "-") for n in different}
+    where = " ".join(f"{flags[n]}={largest[n]}" for n in different if n in largest)
+    raise BadInput(
+        f"{name}: {len(runs)} runs with different settings are not one set ({alternatives});"
+        f" choose with --where {where}, or compare them with --split-by {' '.join(flags.values())}"
+    )
+
+
+def drop_silent(s: RunSet, args: SetArgs) -> None:
+    """Leave out runs that never logged the metric, and say so."""
+    for run in [run for run in s.runs if args.metric not in run.curves]:
+        s.runs.remove(run)
+        why = "no finished episode" if args.metric == RETURN else f"never logged {args.metric}"
+        say(f"{s.label}: {run.name} left out: {why}")
+    require(bool(s.runs), f"{s.label}: no finished run that logged {args.metric}")
+
+
+def check_length(s: RunSet, args: SetArgs) -> None:
+    """Refuse runs of one task that end at different steps, unless unfinished runs count."""
+    for task in s.tasks():
+        ends = [run.last_step() for run in s.on(task) if run.final is None]
+        if not ends or max(ends) <= SAME_LENGTH * min(ends):
+            continue
+        message = f"{s.label} on {task}: runs end at different steps"
+        message += f" ({min(ends):,.0f} to {max(ends):,.0f})"
+        require(args.unfinished, f"{message}; --unfinished counts them as they are")
+        say(message)
+
+
+def say_what_is_mixed(s: RunSet) -> None:
+    """Name what may differ within a set: code, and settings from task to task."""
+    codes: dict[str, int] = {}
+    for run in s.runs:
+        codes[run.code] = codes.get(run.code, 0) + 1
+    if len(codes) > 1:
+        texts = [f"{code or 'unknown'} ({count(number, 'run')})" for code, number in codes.items()]
+        say(f"{s.label}: runs of different code: {', '.join(texts)}")
+    firsts = [s.on(task)[0].settings for task in s.tasks()]
+    if different := grouping.differing(firsts):
+        names = ", ".join(map(spelt, different))
+        say(f"{s.label}: settings differ from task to task: {names}")

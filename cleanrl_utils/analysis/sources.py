@@ -1,0 +1,172 @@
+"""Where the runs of a comparison come from: run folders, committed results, Weights & Biases."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cleanrl_utils.analysis import committed, grouping, tables
+from cleanrl_utils.errors import BadInput, require
+
+COMMITTED_RESULTS = "committed results"
+
+
+@dataclass
+class Curve:
+    """Values of one metric of one run, in the order of steps."""
+
+    steps: np.ndarray
+    seconds: np.ndarray
+    values: np.ndarray
+
+
+@dataclass
+class OneRun:
+    name: str
+    source: str
+    exp_name: str
+    env_id: str
+    seed: int
+    commit: str
+    tags: tuple[str, ...]
+    settings: dict[str, str]  # those that can move a learning curve
+    code: str = ""  # version of the code
+    all_settings: bool = True  # False where only the flags of the command are known
+    finished: bool = True
+    curves: dict[str, Curve] = field(default_factory=dict)
+    final: float | None = None  # where the source keeps the score itself
+    folder: tables.RunFolder | None = None  # what the curves are read from
+
+    def score(self, metric: str, window: int) -> float:
+        if self.final is not None:
+            return self.final
+        return float(self.curves[metric].values[-window:].mean())
+
+    def last_step(self) -> float:
+        return max(curve.steps[-1] for curve in self.curves.values())
+
+
+def runs_of_folder(folder: str) -> list[OneRun]:
+    """The runs of a folder; `read_curves` reads the metrics of those that are compared."""
+    require(Path(folder).is_dir(), f"--runs-dir {folder}: no such folder")
+    found = []
+    for run in tables.find_runs(folder):
+        record = run.record
+        args = record["args"]
+        found.append(
+            OneRun(
+                name=run.folder.name,
+                source=folder,
+                exp_name=args["exp_name"],
+                env_id=args.get("env_id", ""),
+                seed=args["seed"],
+                commit=record.get("git", {}).get("commit", ""),
+                tags=tuple(record.get("tags", [])),
+                settings=run.settings,
+                code=grouping.code_version(record),
+                finished=run.finished,
+                folder=run,
+            )
+        )
+    return found
+
+
+def read_curves(runs: Iterable[OneRun]) -> None:
+    """Read the metrics of those runs that have a folder."""
+    mine = [run for run in runs if run.folder is not None]
+    folders = [run.folder for run in mine if run.folder is not None]
+    for run, table in zip(mine, tables.read_all(folders), strict=True):
+        codes = table.tag.cat.codes.to_numpy()
+        order = np.argsort(codes, kind="stable")
+        columns = [table[name].to_numpy()[order] for name in ("step", "seconds", "value")]
+        edges = np.searchsorted(codes[order], np.arange(len(table.tag.cat.categories) + 1))
+        for tag, start, end in zip(table.tag.cat.categories, edges, edges[1:], strict=False):
+            if end > start:
+                run.curves[tag] = Curve(*(column[start:end] for column in columns))
+
+
+def runs_of_results(folder: str) -> list[OneRun]:
+    """Committed results: their curves are short, their scores exact (of the last 100 episodes)."""
+    place = Path(folder) if folder else committed.COMMITTED
+    facts = {fact["run"]: fact for fact in committed.facts(folder=place).to_dict("records")}
+    found = []
+    for name, rows in committed.load(folder=place).groupby("run"):
+        fact = facts[name]
+        values = (rows[c].to_numpy() for c in ("step", "seconds", "episodic_return"))
+        known = isinstance(fact.get("code"), str)
+        found.append(
+            OneRun(
+                name=str(name),
+                source=COMMITTED_RESULTS,
+                exp_name=fact["exp_name"],
+                env_id=fact["env_id"],
+                seed=int(fact["seed"]),
+                commit=fact["commit"],
+                tags=tuple(tag for tag in str(fact["tags"]).split(",") if tag),
+                settings=tables.fact_settings(fact),
+                code=fact["code"] if known else fact["commit"] + "*" * bool(fact["dirty"]),
+                all_settings=isinstance(fact.get("settings"), dict),
+                curves={tables.RETURN: Curve(*values)},
+                final=float(fact["final_return"]),
+            )
+        )
+    return found
+
+
+def runs_of_wandb(
+    project: str,
+    entity: str,
+    metric: str,
+    exp_names: Sequence[str] = (),
+    env_ids: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    scan_history: bool = False,
+) -> list[OneRun]:
+    """Runs of a Weights & Biases project that can belong to a set."""
+    try:
+        import wandb
+    except ImportError:
+        raise BadInput("--wandb-project-name needs the package wandb: pip install wandb") from None
+    wanted: list[dict[str, Any]] = []
+    for key, values in (("exp_name", exp_names), ("env_id", env_ids)):
+        wanted += [{f"config.{key}": {"$in": list(values)}}] if values else []
+    wanted += [{"tags": {"$in": list(tags)}}] if tags else []
+    path = wandb_path(project, entity)
+    keys = [metric, "global_step", "_runtime"]
+    found = []
+    try:
+        for run in wandb.Api(timeout=30).runs(path, filters={"$and": wanted} if wanted else {}):
+            config = run.config
+            if "exp_name" not in config or "env_id" not in config:
+                continue
+            if scan_history:
+                rows = run.scan_history(keys=keys)
+            else:
+                rows = run.history(samples=10_000, keys=keys, pandas=False)
+            columns = np.array([[row[key] for key in keys] for row in rows], float).reshape(-1, 3)
+            args = {name: value for name, value in config.items() if not name.startswith("_")}
+            one = OneRun(
+                name=run.name,
+                source=path,
+                exp_name=config["exp_name"],
+                env_id=config["env_id"],
+                seed=int(config.get("seed", 0)),
+                commit=run.commit or "",
+                tags=tuple(run.tags),
+                settings=grouping.compared_settings(args),
+                code=(run.commit or "")[:12],
+                finished=run.state == "finished",
+            )
+            if len(columns):
+                one.curves[metric] = Curve(columns[:, 1], columns[:, 2], columns[:, 0])
+            found.append(one)
+    except Exception as error:  # of many kinds: no account, no network, no such project
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"--wandb-project-name {path}: cannot be read ({text[:200]})") from None
+    return found
+
+
+def wandb_path(project: str, entity: str) -> str:
+    return "/".join(filter(None, (entity, project)))

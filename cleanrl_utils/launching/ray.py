@@ -1,0 +1,118 @@
+"""Runs as tasks of a Ray cluster, whose nodes share the working directory with us.
+
+A node runs `python -m cleanrl_utils.benchmark ... --index NUMBER`: one run, resumed if it was
+interrupted.
+"""
+
+import shlex
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cleanrl_utils.errors import BadInput, missing_package, require
+from cleanrl_utils.launching.jobs import Job
+from cleanrl_utils.launching.local import Board, gpu_memory
+from cleanrl_utils.launching.options import LaunchArgs, same_command
+
+CONNECT = 60  # seconds to reach a Ray cluster
+
+
+def run_ray(args: LaunchArgs, todo: list[Job], tags: list[str], env: dict[str, str]) -> list[Job]:
+    """Run jobs as Ray tasks; returns those that failed."""
+    if args.workers == 0:
+        for job in todo:
+            print(shlex.join(["python", *same_command(args, tags, str(job.number))]))
+        return []
+    if not todo:
+        return []
+    try:
+        import ray
+    except ImportError:
+        raise missing_package("ray", "cloud") from None
+    connect(ray, args.ray_address)
+    gpus = args.gpus_per_run
+    if gpus is None:
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+
+    def work(words: list[str], folder: str, ours: dict[str, str]) -> tuple[int, str]:
+        import os  # in the node's process
+        import subprocess
+
+        nothing = subprocess.DEVNULL
+        env = os.environ | ours
+        done = subprocess.run(
+            words, cwd=folder, env=env, stdin=nothing, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    # Ray repeats a task whose node or worker died; a run that failed is repeated by --retries.
+    task = ray.remote(work).options(
+        num_cpus=args.cpus_per_run, num_gpus=gpus, max_retries=max(args.retries, 1)
+    )
+    ours = {k: v for k, v in env.items() if k == "PYTHONPATH" or k.startswith("WANDB_")}
+    ours |= gpu_memory(1 / gpus if gpus else 1, env)
+    waiting, failed = list(todo), list[Job]()
+    tasks: dict[Any, Job] = {}
+    with Board(len(todo)) as board:
+        try:
+            while waiting or tasks:
+                while waiting and len(tasks) < args.workers:
+                    job = waiting.pop(0)
+                    words = [sys.executable, *same_command(args, tags, str(job.number))]
+                    tasks[task.remote(words, str(Path.cwd()), ours)] = job
+                ready, _ = ray.wait(list(tasks), timeout=0.2)
+                for future in ready:
+                    job = tasks.pop(future)
+                    try:
+                        status, output = ray.get(future)
+                    except ray.exceptions.RayError as error:
+                        status, output = 1, str(error)
+                    board.ended(job, status == 0)
+                    if status:
+                        failed.append(job)
+                        board.say(f"{job.name} FAILED on Ray:\n{output.strip()}")
+                    else:
+                        board.say(f"{job.name} finished")
+                board.update([job for job in tasks.values() if job.folder])
+        finally:
+            for future in tasks:
+                ray.cancel(future, force=True)
+            ray.shutdown()
+    return failed
+
+
+def connect(ray: Any, address: str) -> None:
+    """Join a cluster; Ray itself would wait for minutes where there is none."""
+    quiet = {"log_to_driver": False, "logging_level": "error"}
+    if address == "local":
+        ray.init(address="local", include_dashboard=False, **quiet)
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise BadInput(f"--ray-address {address}: nobody answers there ({error})") from None
+    problem = within(CONNECT, lambda: ray.init(address=address, **quiet))
+    hint = "start one with `ray start --head`, or use --ray-address local"
+    require(problem is None, f"--ray-address {address}: no cluster ({problem}); {hint}")
+
+
+def within(seconds: float, function: Callable[[], Any]) -> str | None:
+    """Why a function did not succeed in this time, if it did not."""
+    problem = [f"no answer in {seconds:.0f} s"]
+
+    def call() -> None:
+        try:
+            function()
+            problem.clear()
+        except Exception as error:
+            problem[:] = [str(error).strip().splitlines()[0] if str(error) else repr(error)]
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return problem[0] if problem else None

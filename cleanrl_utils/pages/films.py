@@ -1,0 +1,183 @@
+"""Films of trained agents, with what they scored, and a strip of several agents.
+
+    python -m cleanrl_utils.docs --gif runs/NAME              # docs/assets/films/SCRIPT__ENV.gif
+    python -m cleanrl_utils.docs --gif runs/A runs/B runs/C   # the same, and docs/assets/agents.gif
+
+Beside each film is a JSON file with the return of the filmed episode and the command that trained
+the agent. A film that has such a file appears on the page of its script's results.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cleanrl_utils.errors import require
+from cleanrl_utils.pages.scripts import ROOT
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ASSETS = ROOT / "docs" / "assets"
+FILMS = ASSETS / "films"
+STRIP = ASSETS / "agents.gif"
+SECONDS = 6.0  # of a film: the beginning of a long episode
+FPS = 15
+EPISODES = 5  # to choose the filmed one from: the one with the median return
+WIDTH = 240  # pixels of a film
+HEIGHT = 170  # pixels of a strip, without its captions
+CAPTION = 18  # pixels of a caption
+GAP = 6  # pixels between the agents of a strip
+PALETTE = 64  # colours of a GIF
+
+
+@dataclass
+class Film:
+    """One episode of a trained agent."""
+
+    file: str
+    script: str
+    env_id: str
+    seed: int
+    steps: int
+    episodic_return: float
+    command: str
+
+    @property
+    def caption(self) -> str:
+        return f"{self.script}.py on {self.env_id}: return {self.episodic_return:,.0f}"
+
+
+def read_films(folder: Path = FILMS) -> list[Film]:
+    """The films that have their facts beside them."""
+    facts = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    films = [Film(**fact) for fact in facts]
+    return [film for film in films if (folder / film.file).is_file()]
+
+
+def read_strip(path: Path = STRIP) -> list[Film]:
+    """The agents of the strip, from left to right."""
+    facts = path.with_suffix(".json")
+    return [Film(**fact) for fact in json.loads(facts.read_text())] if facts.exists() else []
+
+
+def make_films(runs: list[str], folder: Path = FILMS, strip: Path = STRIP) -> list[Path]:
+    """Film the saved models of these runs, one episode each; several make a strip as well."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    films = []
+    pictures = []
+    for run in runs:
+        film, frames = film_run(Path(run))
+        path = folder / film.file
+        save_gif(path, [fit(frame, width=WIDTH) for frame in frames])
+        path.with_suffix(".json").write_text(json.dumps(asdict(film), indent=1) + "\n")
+        paths.append(path)
+        films.append(film)
+        pictures.append(frames)
+    if len(runs) > 1:
+        save_gif(strip, side_by_side(pictures, films))
+        facts = [asdict(film) for film in films]
+        strip.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+        paths.append(strip)
+    return paths
+
+
+def film_run(run: Path) -> tuple[Film, list["Image"]]:
+    """The median of EPISODES greedy episodes of a run's model: its facts, and its frames at FPS."""
+    from cleanrl_utils.analysis import tables
+    from cleanrl_utils.running import evaluation, folder
+
+    require(run.is_dir(), f"--gif {run}: no such folder")
+    models = folder.find_models(run)
+    require(bool(models), f"--gif {run}: has no model; train with --save-model")
+    record = folder.read_record(run, "--gif")
+    agent, args, module = evaluation.load_model(models[0])
+    make_env = partial(module.make_env, **args.env_settings)
+    play = partial(evaluation.play, make_env=make_env, env_id=args.env_id)
+    policy = evaluation.as_policy(agent)
+    scores = play(policy, episodes=EPISODES, seed=1, video=False, video_folder="")
+    seed = 1 + int(np.argsort(scores)[EPISODES // 2])
+    policy = evaluation.as_policy(agent)  # a new one: a recurrent agent has a state
+    with tempfile.TemporaryDirectory() as place:
+        (score,) = play(policy, episodes=1, seed=seed, video=True, video_folder=place)
+        (video,) = Path(place).rglob("*.mp4")
+        frames = read_frames(video)
+    facts: dict[str, Any] = {"script": record["script"], "env_id": args.env_id, "seed": args.seed}
+    facts |= {"steps": args.total_timesteps, "episodic_return": round(float(score), 2)}
+    name = f"{record['script']}__{args.env_id.replace('/', '_')}.gif"
+    return Film(file=name, **facts, command=tables.command(record)), frames
+
+
+def read_frames(video: Path) -> list["Image"]:
+    """The first SECONDS of a video, FPS frames of each."""
+    import imageio.v3
+    from PIL import Image
+
+    every = imageio.v3.immeta(video)["fps"] / FPS
+    frames: list[Image.Image] = []
+    for number, frame in enumerate(imageio.v3.imiter(video)):
+        if number >= len(frames) * every:
+            frames.append(Image.fromarray(frame))
+        if len(frames) == int(SECONDS * FPS):
+            break
+    return frames
+
+
+def side_by_side(films: list[list["Image"]], facts: list[Film]) -> list["Image"]:
+    """Frames of all films in a row, captions below; a film that ends earlier starts again."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    small = [[fit(frame, height=HEIGHT) for frame in frames] for frames in films]
+    font = ImageFont.load_default(size=11)
+    widths = [frames[0].width for frames in small]
+    total = sum(widths) + GAP * (len(widths) - 1)
+    out = []
+    for i in range(max(len(frames) for frames in small)):
+        row = Image.new("RGB", (total, HEIGHT + CAPTION), "lightgray")
+        draw = ImageDraw.Draw(row)
+        left = 0
+        for frames, film, width in zip(small, facts, widths, strict=True):
+            row.paste(frames[i % len(frames)], (left, 0))
+            text = f"{film.env_id.partition('-')[0]}  {film.episodic_return:,.0f}"
+            middle = left + width // 2
+            draw.text((middle, HEIGHT + CAPTION // 2), text, "black", font, anchor="mm")
+            left += width + GAP
+        out.append(row)
+    return out
+
+
+def fit(image: "Image", width: int = 0, height: int = 0) -> "Image":
+    """An image of this width or height, its proportions kept."""
+    if width:
+        return image.resize((width, round(width * image.height / image.width)))
+    return image.resize((round(height * image.width / image.height), height))
+
+
+def save_gif(path: Path, frames: list["Image"]) -> None:
+    """A GIF that repeats; all frames share one palette, so that equal pixels cost nothing."""
+    from PIL.Image import Dither
+
+    palette = frames[len(frames) // 2].quantize(PALETTE)
+    small = [frame.quantize(palette=palette, dither=Dither.NONE) for frame in frames]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"duration": round(1000 / FPS), "loop": 0, "optimize": False}
+    small[0].save(path, save_all=True, append_images=small[1:], **options)
+
+
+def film_html(url: str, film: Film) -> str:
+    """A film and what it shows."""
+    text = f"<code>{film.script}.py</code> on <code>{film.env_id}</code>"
+    score = f"this episode scores {film.episodic_return:,.0f}"
+    caption = f"{text} after {film.steps:,} steps, seed {film.seed}: {score}"
+    if os.path.splitext(film.file)[1] in (".mp4", ".webm"):
+        picture = f'<video src="{url}" controls loop muted playsinline preload="metadata"></video>'
+    else:
+        picture = f'<img src="{url}" alt="{film.caption}" loading="lazy">'
+    title = f'title="{film.command}"'
+    return f'<figure class="film" {title}>{picture}<figcaption>{caption}</figcaption></figure>'

@@ -1,0 +1,86 @@
+"""Tables and lists of all scripts: the overview, the list of algorithms, the scripts of a page."""
+
+import re
+import statistics
+from pathlib import Path
+
+from cleanrl_utils.pages.diffs import diff_size
+from cleanrl_utils.pages.results import Group
+from cleanrl_utils.pages.scripts import ORIGINAL, ROOT, Script
+
+DOCS = ROOT / "docs"
+Scripts = dict[str, Script]
+OVERVIEW = ["script", "observations, actions", "environments", "backend", "features", "lines"]
+OVERVIEW += ["steps/s", "results"]
+
+
+def overview_table(scripts: Scripts, groups: list[Group]) -> str:
+    """All scripts: what they are for, what they have, and what we measured."""
+    rows = [f"| {' | '.join(OVERVIEW)} |", "|-" * len(OVERVIEW) + "|"]
+    for script in scripts.values():
+        mine = [group for group in groups if group.script == script.name]
+        speed = f"{statistics.median(group.speed() for group in mine):,.0f}" if mine else ""
+        count = "not yet"
+        if mine:
+            environments = len({group.env_id for group in mine})
+            count = f"{environments} ({sum(len(group.runs) for group in mine)})"
+        cells = [f"[`{script.name}.py`](../source/{script.name}.md)", script.spaces]
+        cells += [script.families, "JAX" if script.jax else "torch", script.features]
+        cells += [str(script.lines), speed, f"[{count}](../{script.page})"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def scripts_table(shown: list[Script], scripts: Scripts, source: str = "../source/") -> str:
+    """The scripts of a page, with links to their code and to the difference from a relative."""
+    rows = ["| script | observations, actions | what it is | read |", "|-|-|-|-|"]
+    for script in shown:
+        read = f"[code]({source}{script.name}.md)"
+        if script.relative:
+            removed, added = diff_size(scripts[script.relative].source, script.source)
+            diff = f"{source}{script.name}-diff.md"
+            read += f", [beside `{script.relative}.py`]({diff}) (−{removed} +{added})"
+        rows.append(f"| `{script.name}.py` | {script.spaces} | {script.title} | {read} |")
+    return "\n".join(rows)
+
+
+def missing_scripts(scripts: Scripts) -> str:
+    """Scripts that only the original has."""
+    return ", ".join(f"`{name}.py`" for name in ORIGINAL if name not in scripts)
+
+
+def by_page(scripts: Scripts) -> dict[str, list[Script]]:
+    """The scripts of each algorithm's page."""
+    found: dict[str, list[Script]] = {}
+    for script in scripts.values():
+        found.setdefault(script.page, []).append(script)
+    return found
+
+
+def page_title(page: str, docs: Path = DOCS) -> str:
+    return (docs / page).read_text().splitlines()[0].removeprefix("# ")
+
+
+def algorithm_cards(scripts: Scripts) -> str:
+    """Every algorithm with its scripts, as a grid of cards."""
+    cards = []
+    for page, mine in by_page(scripts).items():
+        long, short = split_title(page_title(page))
+        code = ", ".join(f"[`{script.name}`](source/{script.name}.md)" for script in mine)
+        cards.append(f"-   **[{short}]({page})** {long}\n\n    {code}")
+    return '<div class="cards" markdown>\n\n' + "\n\n".join(cards) + "\n\n</div>"
+
+
+def split_title(title: str) -> tuple[str, str]:
+    """`Deep Q-Network (DQN)` as (Deep Q-Network, DQN)."""
+    match = re.fullmatch(r"(.+) \((.+)\)", title)
+    return (match[1], match[2]) if match else ("", title)
+
+
+def readme_table(scripts: Scripts) -> str:
+    """Algorithms and their scripts, for the README; no result changes it."""
+    rows = ["| algorithm | scripts |", "|-|-|"]
+    for page, mine in by_page(scripts).items():
+        names = ", ".join(f"[`{script.name}.py`](cleanrl/{script.name}.py)" for script in mine)
+        rows.append(f"| [{page_title(page)}](docs/{page}) | {names} |")
+    return "\n".join(rows)

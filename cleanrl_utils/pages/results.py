@@ -1,0 +1,225 @@
+"""Tables and charts of benchmark/results, beside the figures that the original published."""
+
+import csv
+import html
+import json
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cleanrl_utils.analysis.committed import COMMITTED
+from cleanrl_utils.analysis.palette import colors
+from cleanrl_utils.pages.scripts import ROOT
+
+PUBLISHED = ROOT / "benchmark" / "published.csv"
+MANY = 12  # environments that we have not run; more than these are folded away
+Published = dict[tuple[str, str], list[dict[str, str]]]  # figures by script and environment
+Curve = list[list[float]]  # steps, minutes, returns
+
+EXPLAIN = """Mean ± standard deviation over seeds of each run's last 100 episodes (one seed: only
+the mean); *best* is the mean of each run's best 100 in a row. The dashed line is the original's
+figure: theirs, not ours."""
+NO_RUN = "No run of ours is in `benchmark/results` yet."
+EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are the original's."
+
+
+def read_published() -> Published:
+    """The original's figures: theirs, never ours."""
+    found: Published = {}
+    with open(PUBLISHED) as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["script"], row["env_id"]), []).append(row)
+    return found
+
+
+@dataclass
+class Group:
+    """Runs of one experiment on one environment, all of the same length."""
+
+    name: str
+    script: str
+    env_id: str
+    steps: int
+    runs: list[dict[str, Any]]
+
+    def column(self, key: str) -> list[Any]:
+        return [run[key] for run in self.runs if run[key] == run[key]]  # not NaN
+
+    @property
+    def seeds(self) -> int:
+        return len({run["seed"] for run in self.runs})
+
+    def score(self) -> str:
+        """Mean and, with two seeds or more, sample standard deviation of the final returns."""
+        final = self.column("final_return")
+        if not final:
+            return "–"
+        return figure(statistics.fmean(final), statistics.stdev(final) if self.seeds > 1 else None)
+
+    def best(self) -> str:
+        best = self.column("best_return")
+        return f"{statistics.fmean(best):,.2f}" if best else "–"
+
+    def minutes(self) -> str:
+        return f"{statistics.fmean(self.column('seconds')) / 60:,.1f}"
+
+    def speed(self) -> float:
+        return statistics.median(run["steps"] / max(run["seconds"], 1e-9) for run in self.runs)
+
+
+def read_groups(folder: Path = COMMITTED) -> list[Group]:
+    found: dict[tuple, Group] = {}
+    for path in sorted(folder.glob("*.json")):
+        for fact in json.loads(path.read_text()):
+            if "script" not in fact:
+                continue
+            key = fact["script"], fact["exp_name"], fact["env_id"], fact["steps"]
+            group = found.setdefault(key, Group(key[1], key[0], key[2], key[3], []))
+            group.runs.append(fact)
+    return list(found.values())
+
+
+def read_curves(exp_name: str, folder: Path = COMMITTED) -> dict[str, Curve]:
+    """The curve of each run of an experiment."""
+    found: dict[str, Curve] = {}
+    path = folder / f"{exp_name}.csv"
+    if not path.exists():
+        return found
+    with open(path) as file:
+        for row in csv.DictReader(file):
+            curve = found.setdefault(row["run"], [[], [], []])
+            minutes = float(row["seconds"]) / 60
+            values = float(row["step"]), minutes, float(row["episodic_return"])
+            for column, value in zip(curve, values, strict=True):
+                column.append(float(f"{value:.5g}"))
+    return found
+
+
+def curves_of(group: Group) -> list[Curve]:
+    known = read_curves(group.name)
+    return [known[run["run"]] for run in group.runs if run["run"] in known]
+
+
+# -- figures ---------------------------------------------------------------------------------
+
+
+def figure(mean: float, std: float | None) -> str:
+    """A figure without a place to break the line."""
+    return f"{mean:,.2f}" + (f"\u00a0±\u00a0{std:,.2f}" if std is not None else "")
+
+
+def cite(rows: list[dict[str, str]], ours: int = 0) -> str:
+    """The original's figures and their sources; their steps, unless these are as many as ours."""
+    figures = []
+    for row in rows:
+        text = figure(float(row["mean"]), float(row["std"]) if row["std"] else None)
+        theirs = int(row["steps"])
+        steps = "" if abs(theirs - ours) < 0.02 * theirs else f", {theirs:,} steps"
+        figures.append(f"{text} ([{row['what']}]({row['source']}){steps})")
+    return "; ".join(figures)
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def results_table(script: str, groups: list[Group], published: Published) -> tuple[str, str]:
+    """Our results of a script, and (to be folded away) published ones of environments we lack."""
+    theirs = {env_id: rows for (name, env_id), rows in published.items() if name == script}
+    head = ["| environment | ours | best | seeds | steps | minutes | the original's |"]
+    head.append("|-|-|-|-|-|-|-|")
+    rows = []
+    for group in groups:
+        name = "" if group.name == script else f" (`{group.name}`)"
+        cells = [f"`{group.env_id}`{name}", group.score(), group.best(), str(group.seeds)]
+        cells += [f"{group.steps:,}", group.minutes()]
+        cells.append(cite(theirs.get(group.env_id, []), group.steps))
+        rows.append(f"| {' | '.join(cells)} |")
+    done = {group.env_id for group in groups}
+    left = [
+        f"| `{env_id}` | not run yet | | | | | {cite(rows)} |"
+        for env_id, rows in theirs.items()
+        if env_id not in done
+    ]
+    folded = ""
+    if len(left) > MANY:
+        title = f"The original's figures for {len(left)} environments that we have not run yet"
+        folded = f'??? note "{title}"\n\n' + indent("\n".join([*head, *left]))
+        left = []
+    table = "\n".join([*head, *rows, *left]) if rows or left else ""
+    return table, folded
+
+
+def everything_table(groups: list[Group], pages: dict[str, str], published: Published) -> str:
+    """One row for each group; `pages` has the page of each script."""
+    rows = ["| environment | script | ours | seeds | steps | minutes | the original's |"]
+    rows.append("|-|-|-|-|-|-|-|")
+    for group in groups:
+        page = pages.get(group.script, "overview.md")
+        theirs = cite(published.get((group.script, group.env_id), []), group.steps)
+        cells = [f"`{group.env_id}`", f"[`{group.name}`]({page})", group.score()]
+        cells += [str(group.seeds), f"{group.steps:,}", group.minutes(), theirs]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def commands_of(script: str) -> str:
+    """Where the commands of a script's results are."""
+    found = []
+    for path in sorted((ROOT / "benchmark").glob("*.sh")):
+        code = re.sub(r"^#.*", "", path.read_text(), flags=re.M)
+        if re.search(rf"\b{script}\b(?![-*])", code):
+            found.append(path.name)
+    return f" Commands: {', '.join(f'`sh benchmark/{name}`' for name in found)}." if found else ""
+
+
+def provenance(groups: list[Group]) -> str:
+    """Commands, commits and hardware of runs, folded away."""
+    lines = ["| environment | command, without its seed | commit | hardware | versions |"]
+    lines.append("|-|-|-|-|-|")
+    for group in groups:
+        commands = {re.sub(r" --seed \d+", "", run["command"]) for run in group.runs}
+        command = "<br>".join(command_html(command) for command in sorted(commands))
+        commits = {run["commit"] + ("*" if run.get("dirty") else "") for run in group.runs}
+        sets = {", ".join(f"{k} {v}" for k, v in run["versions"].items()) for run in group.runs}
+        hardware = "; ".join(sorted(set(group.column("hardware"))))
+        cells = [f"`{group.env_id}`", command, ", ".join(sorted(commits)), hardware]
+        cells.append("; ".join(sorted(sets)))
+        lines.append(f"| {' | '.join(cells)} |")
+    if any(run.get("dirty") for group in groups for run in group.runs):
+        lines.append("\n\\* with changes that were not committed")
+    return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
+
+
+def command_html(command: str) -> str:
+    """A command that is broken between its words only, not at the hyphens of a flag."""
+    words = [f"<span>{html.escape(word, quote=False)}</span>" for word in command.split()]
+    return f'<code class="command">{" ".join(words)}</code>'
+
+
+def indent(text: str) -> str:
+    return "\n".join(f"    {line}" if line else "" for line in text.splitlines())
+
+
+# -- charts ----------------------------------------------------------------------------------
+
+
+def charts_html(groups: list[Group], published: Published, controls: bool = True) -> str:
+    """Curves for curves.js to draw: a chart for each environment, with published figures dashed."""
+    charts = []
+    for env_id in dict.fromkeys(group.env_id for group in groups):
+        here = [group for group in groups if group.env_id == env_id]
+        lines = [{"name": group.name, "runs": curves_of(group)} for group in here]
+        same = len({group.script for group in here}) == 1
+        cited = published.get((here[0].script, env_id), [])[:1] if same else []
+        marks = [mark(row) for row in cited]
+        charts.append({"env": env_id, "marks": marks, "lines": lines})
+    names = {group.name for group in groups}
+    data = {"colors": colors(len(names)), "charts": charts, "controls": controls}
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<div class="curves"><script type="application/json">{text}</script></div>'
+
+
+def mark(row: dict[str, str]) -> dict[str, Any]:
+    return {"label": f"{row['what']}, {int(row['steps']):,} steps", "value": float(row["mean"])}

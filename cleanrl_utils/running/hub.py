@@ -1,0 +1,103 @@
+"""The Hugging Face hub as runs and tools use it: login, downloads, and the upload of a run.
+
+Models come back as safetensors files, or as torch files of which only tensors and plain values are
+read. Code that is downloaded is never run here.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.running import folder as run_folder
+
+COMMAND = ["-m", "cleanrl_utils.huggingface"]
+
+
+def repository_name(args: dict[str, Any], hf_entity: str = "") -> str:
+    """entity/environment-experiment-seedN; the hub allows no slash and no colon in a name."""
+    name = f"{args['env_id']}-{args['exp_name']}-seed{args['seed']}"
+    name = re.sub(r"[^\w.-]", "-", name)
+    return f"{hf_entity}/{name}" if hf_entity else name
+
+
+def require_login() -> None:
+    """Before training rather than after it."""
+    with plain_errors("--upload-model"):
+        from huggingface_hub import get_token
+
+        hint = "set HF_TOKEN or run `hf auth login`"
+        require(get_token() is not None, f"--upload-model: not logged in to the hub: {hint}")
+
+
+def upload(folder: Path, hf_entity: str) -> None:
+    """Share a finished run by the command for it; a failure leaves the run whole."""
+    words = [*COMMAND, str(folder), *(["--hf-entity", hf_entity] if hf_entity else [])]
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True)
+    if done.returncode == 0:
+        sys.stderr.write(done.stderr)
+        return
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    cause = lines[-1].removeprefix("error: ") if lines else f"exit status {done.returncode}"
+    later = f"the run is whole; share it later: {shlex.join(['python', *words])}"
+    raise BadInput(f"{cause}; {later}")
+
+
+def download_model(repository: str, exp_name: str) -> Path:
+    """The model file of a repository on the hub, fetched once and then kept in the hub's cache."""
+    filename = f"{exp_name}{run_folder.MODEL}"
+    with plain_errors(f"{repository}: {filename} cannot be downloaded"):
+        return download(repository, filename)
+
+
+def download_script(repository: str, name: str) -> Path | None:
+    """The script that a repository keeps beside its model, if any: to be read."""
+    try:
+        return download(repository, f"{name}.py")
+    except Exception:  # not there, or not to be reached: the model was
+        return None
+
+
+def download(repository: str, filename: str) -> Path:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    offline = False
+    try:  # the download itself would try again for half a minute
+        get_hf_file_metadata(hf_hub_url(repository, filename), timeout=10)
+    except (HfHubHTTPError, ValueError):  # it answered; or it is no name of a repository
+        raise
+    except Exception:
+        offline = True
+    return Path(hf_hub_download(repository, filename, local_files_only=offline))
+
+
+@contextlib.contextmanager
+def plain_errors(what: str) -> Iterator[None]:
+    """The client's many errors (network, token, names, missing files) as one line."""
+    try:
+        yield
+    except ImportError:
+        raise BadInput(f"{what}: pip install huggingface_hub") from None
+    except Exception as error:
+        cause = {
+            "RepositoryNotFoundError": "no such repository, or a private one and no HF_TOKEN",
+            "RemoteEntryNotFoundError": "the repository has no such file",
+            "LocalEntryNotFoundError": "the hub cannot be reached, and it is not in the cache",
+            "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set",
+            "ConnectError": "the hub cannot be reached",
+            "ConnectTimeout": "the hub cannot be reached",
+        }.get(type(error).__name__)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise BadInput(
+            f"{what}: {cause or ' '.join(lines)[:300] or type(error).__name__}"
+        ) from None

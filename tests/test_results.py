@@ -1,0 +1,152 @@
+"""Tables of runs: what is pooled, what is counted, what is said."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_runs import make_run
+
+from cleanrl_utils import results
+from cleanrl_utils.analysis import grouping, stats
+from cleanrl_utils.analysis.palette import colors
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def show(capsys: pytest.CaptureFixture, *where: str) -> str:
+    results.main(["show", *(where or ["runs"])])
+    return capsys.readouterr().out
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of a Markdown table below its head."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row[2:-2].split(" | ")] for row in rows[2:]]
+
+
+def test_seeds_are_pooled_and_their_deviation_is_that_of_a_sample(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    for seed in (1, 2, 3):
+        same = {"track": seed == 1, "num_seeds": seed, "checkpoints": seed}
+        make_run(Path("runs"), seed, 100.0, learning_rate=0.1, **same)
+    printed = show(capsys)
+    finals = [results.summary(run)["final_return"] for run in results.find_runs("runs")]
+    ((script, env_id, score, _, seeds, steps, _),) = cells(printed)
+    assert (script, env_id, seeds, steps) == ("ppo", "CartPole-v1", "3", "10,000")
+    assert score == f"{np.mean(finals):.2f} ± {np.std(finals, ddof=1):.2f}"
+    assert "settings" not in printed and "note:" not in printed
+
+
+def test_one_seed_has_no_deviation(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 1, 100.0)
+    assert "±" not in show(capsys)
+    assert stats.mean_and_std([3.0]) == "3.00"
+    assert stats.mean_and_std([10.0, 20.0, 30.0]) == "20.00 ± 10.00"
+
+
+def test_different_settings_are_rows_of_their_own(capsys: pytest.CaptureFixture) -> None:
+    for seed in (1, 2):
+        for rate in (0.001, 0.01):
+            name = f"run-{seed}-{rate}"
+            make_run(Path("runs"), seed, 100.0, name=name, learning_rate=rate, gamma=0.99)
+    rows = cells(show(capsys))
+    assert [(row[4], row[7]) for row in rows] == [
+        ("2", "--learning-rate 0.001"),
+        ("2", "--learning-rate 0.01"),
+    ]
+
+
+def test_checkpoints_that_restart_environments_matter(capsys: pytest.CaptureFixture) -> None:
+    for seed, restarts in ((1, 10), (2, 10), (3, 2)):
+        run = make_run(Path("runs"), seed, 100.0)
+        (run / "finished.json").write_text(json.dumps({"environment_restarts": restarts}))
+    rows = cells(show(capsys))
+    assert [(row[4], row[7]) for row in rows] == [
+        ("2", "environment restarts 10"),
+        ("1", "environment restarts 2"),
+    ]
+
+
+def test_a_seed_counts_once_and_the_newest_run_of_it_does(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 0, 100.0, name="first")
+    make_run(Path("runs"), 0, 100.0, name="second")
+    newest = make_run(Path("runs"), 0, 300.0, name="third")
+    printed = show(capsys)
+    ((_, _, score, _, seeds, *_),) = cells(printed)
+    expected = results.summary(results.find_runs(newest)[0])["final_return"]
+    assert seeds == "1" and float(score) == pytest.approx(expected, abs=0.01)
+    assert "note: ppo on CartPole-v1: 2 earlier runs of the same seed and settings" in printed
+
+
+def test_unfinished_runs_and_other_code_are_said(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 1, 100.0, code="1111")
+    make_run(Path("runs"), 2, 100.0, code="2222")
+    make_run(Path("runs"), 3, 100.0, code="2222", finished=False, episodes=80)
+    printed = show(capsys)
+    first, second = cells(printed)
+    assert (first[4], first[7]) == ("2", "") and (second[4], second[7]) == ("1", "not finished")
+    assert "its runs are of different code: 1111 (seed 1); 2222 (seed 2)" in printed
+
+
+def test_a_run_without_a_finished_episode_says_so(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 1, 100.0, episodes=0)
+    assert cells(show(capsys))[0][2] == "no finished episode"
+    make_run(Path("runs"), 2, 100.0)
+    score = cells(show(capsys))[0][2]
+    assert score.endswith("(1 of 2 seeds finished no episode)") and "±" not in score
+
+
+def test_trials_of_the_tuner_are_apart(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 1, 100.0)
+    make_run(Path("runs/.tuner/study/trial_0000"), 0, 100.0)
+    assert cells(show(capsys))[0][4] == "1"
+    assert len(results.find_runs("runs")) == 1
+    assert len(results.find_runs("runs/.tuner")) == len(results.find_runs("runs/.tuner/study")) == 1
+
+
+def test_a_setting_has_one_spelling() -> None:
+    for same in (1_000_000, 1e6, "1e6", "1_000_000", "1000000"):
+        assert grouping.as_text(same) == "1000000"
+    for text, value in [("True", True), ("True", "true"), ("None", None), ("0 1", [0, 1.0])]:
+        assert grouping.as_text(value) == text
+    words = "python cleanrl/ppo.py --no-cuda --gamma=0.9 --seed 3 --total-timesteps 5000 --track"
+    expected = {"script": "ppo", "cuda": "False", "gamma": "0.9", "steps": "4992"}
+    assert grouping.command_settings(words, "ppo", 4992) == expected
+
+
+def test_every_committed_result_is_one_group_of_seeds() -> None:
+    """Otherwise a table of the documentation would pool runs that differ."""
+    facts = results.facts()
+    rows = cells(results.table(facts))
+    assert len(rows) == len(facts.groupby(["exp_name", "env_id"]))
+    assert sum(int(row[4]) for row in rows) == len(facts)
+    assert "± 0.00" not in " ".join(row[2] for row in rows if row[4] == "1")
+
+
+def test_committed_facts_keep_the_settings(tmp_path: Path) -> None:
+    make_run(Path("runs"), 1, 100.0, learning_rate=0.5, runs_dir="/home/me/runs")
+    results.add(["runs"], tmp_path / "kept")
+    (fact,) = json.loads((tmp_path / "kept/ppo.json").read_text())
+    assert fact["settings"] == {"script": "ppo", "learning_rate": "0.5"}
+
+
+def test_colours_do_not_repeat() -> None:
+    assert len(set(colors(200))) == 200 and colors(3) == colors(200)[:3]
+
+
+def test_the_command_line() -> None:
+    command = [sys.executable, "-m", "cleanrl_utils.results"]
+    for flags, message in [
+        ("show", "show needs a folder, e.g. runs"),
+        ("show nowhere", "nowhere: no run there"),
+        ("draw runs", "draw"),
+    ]:
+        done = subprocess.run([*command, *flags.split()], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
