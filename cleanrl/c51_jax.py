@@ -196,7 +196,7 @@ def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Ar
     logprobs = nn.log_softmax(logits)
     floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: as good as none
     loss = -(target_probs * jnp.maximum(logprobs, floor)).sum(1).mean()  # cross-entropy
-    return loss, {"loss": loss, "q_values": (jnp.exp(logprobs) @ atoms).mean()}
+    return loss, {"losses/loss": loss, "losses/q_values": (jnp.exp(logprobs) @ atoms).mean()}
 
 
 # same as dqn_jax.py

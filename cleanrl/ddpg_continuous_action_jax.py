@@ -184,13 +184,13 @@ def q_loss(critic: Params, state: State, args: Args, batch: Batch) -> tuple:
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
     q = q_values(critic, batch.obs, batch.actions)
     loss = jnp.square(q - targets).mean()
-    return loss, {"qf1_values": q.mean(), "qf1_loss": loss}
+    return loss, {"losses/qf1_values": q.mean(), "losses/qf1_loss": loss}
 
 
 def actor_loss(actor: Params, state: State, batch: Batch) -> tuple:
     actions = state.actor.apply_fn(actor, batch.obs)
     loss = -state.critic.apply_fn(state.critic.params, batch.obs, actions).mean()
-    return loss, {"actor_loss": loss}
+    return loss, {"losses/actor_loss": loss}
 
 
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:

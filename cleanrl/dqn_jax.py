@@ -152,7 +152,7 @@ def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Ar
     q_values = q_network(params, batch.obs)
     q_values = jnp.take_along_axis(q_values, batch.actions[:, None], 1).squeeze(1)
     td_loss = jnp.square(q_values - td_target).mean()
-    return td_loss, {"td_loss": td_loss, "q_values": q_values.mean()}
+    return td_loss, {"losses/td_loss": td_loss, "losses/q_values": q_values.mean()}
 
 
 def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:

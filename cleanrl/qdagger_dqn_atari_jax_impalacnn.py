@@ -240,8 +240,8 @@ def get_loss(
     kl = (jnp.exp(teacher_logprobs) * (teacher_logprobs - logprobs)).sum(1)
     distill_loss = kl.mean()
     loss = td_loss + distill_coeff * distill_loss
-    metrics = {"loss": loss, "td_loss": td_loss, "distill_loss": distill_loss}
-    return loss, metrics | {"q_values": q_values.mean()}
+    metrics = {"losses/loss": loss, "losses/td_loss": td_loss, "losses/distill_loss": distill_loss}
+    return loss, metrics | {"losses/q_values": q_values.mean()}
 
 
 def update(
@@ -314,7 +314,7 @@ if __name__ == "__main__":
         if step % 100 == 0 or step == args.offline_steps:
             losses = training.metrics()
             names = {"loss": "loss", "q_loss": "td_loss", "distill_loss": "distill_loss"}
-            offline = {f"charts/offline/{ours}": losses[f"losses/{x}"] for ours, x in names.items()}
+            offline = {f"charts/offline/{x}": losses[f"losses/{y}"] for x, y in names.items()}
             run.log(offline, global_step)
         if step % 100_000 == 0 or step == args.offline_steps:
             agent.params = training.state.q_network.params

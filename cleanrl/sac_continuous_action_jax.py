@@ -213,8 +213,12 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
     q = q_values(critics, batch.obs, batch.actions)
     values, losses = q.mean(1), jnp.square(q - targets).mean(1)
-    metrics = {"qf1_values": values[0], "qf2_values": values[1], "qf1_loss": losses[0]}
-    return losses.sum(), metrics | {"qf2_loss": losses[1], "qf_loss": losses.mean()}
+    metrics = {
+        "losses/qf1_values": values[0],
+        "losses/qf2_values": values[1],
+        "losses/qf1_loss": losses[0],
+    }
+    return losses.sum(), metrics | {"losses/qf2_loss": losses[1], "losses/qf_loss": losses.mean()}
 
 
 def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
@@ -226,7 +230,11 @@ def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tupl
     actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
     target_entropy = -batch.actions.shape[1]  # -1 per dimension
     alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
-    metrics = {"actor_loss": actor_loss, "alpha": alpha, "alpha_loss": alpha_loss}
+    metrics = {
+        "losses/actor_loss": actor_loss,
+        "losses/alpha": alpha,
+        "losses/alpha_loss": alpha_loss,
+    }
     return actor_loss + alpha_loss, metrics
 
 

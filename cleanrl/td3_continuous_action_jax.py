@@ -201,14 +201,18 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
     q = q_values(critics, batch.obs, batch.actions)
     values, losses = q.mean(1), jnp.square(q - targets).mean(1)
-    metrics = {"qf1_values": values[0], "qf2_values": values[1], "qf1_loss": losses[0]}
-    return losses.sum(), metrics | {"qf2_loss": losses[1], "qf_loss": losses.mean()}
+    metrics = {
+        "losses/qf1_values": values[0],
+        "losses/qf2_values": values[1],
+        "losses/qf1_loss": losses[0],
+    }
+    return losses.sum(), metrics | {"losses/qf2_loss": losses[1], "losses/qf_loss": losses.mean()}
 
 
 def actor_loss(actor: Params, state: State, batch: Batch) -> tuple:
     actions = state.actor.apply_fn(actor, batch.obs)
     loss = -state.critics.apply_fn(state.critics.params, batch.obs, actions)[0].mean()
-    return loss, {"actor_loss": loss}
+    return loss, {"losses/actor_loss": loss}
 
 
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:

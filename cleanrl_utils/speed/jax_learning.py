@@ -72,7 +72,7 @@ class Training:
         sums, counts = np.asarray(self._sums)
         self._sums = self._no_metrics
         found = zip(self._names, sums, counts, strict=True)
-        return {f"losses/{name}": total / count for name, total, count in found if count}
+        return {name: total / count for name, total, count in found if count}
 
     def state_dict(self) -> dict[str, list[np.ndarray]]:
         return {"arrays": arrays_of((self._packed, self._sums))}
@@ -234,8 +234,12 @@ class Packing:
     would take as long as an update. On a CPU the copies cost more, and the tree stays as it is.
     """
 
-    def __init__(self, tree: Any, enabled: bool | None = None):
-        self.enabled = jax.default_backend() != "cpu" if enabled is None else enabled
+    @staticmethod
+    def enabled_by_default() -> bool:
+        return jax.default_backend() != "cpu"
+
+    def __init__(self, tree: Any):
+        self.enabled = self.enabled_by_default()
         leaves, self.structure = jax.tree.flatten(tree)
         self.types = [str(x.dtype) for x in leaves]
         self.shapes = [x.shape for x in leaves]
