@@ -214,7 +214,7 @@ def test_frames_are_those_of_torch(num_envs: int, capacity: int, monkeypatch) ->
     monkeypatch.setattr(buffers_jax, "draw", each_once)
     sample = jax.jit(partial(memory.sample, batch_size=capacity))
     rng = np.random.default_rng(0)
-    for _ in range(4 * capacity // num_envs):
+    for turn in range(4 * capacity // num_envs):  # noqa: B007
         obs, next_obs, _, rewards, terminated, real = episodes.step()
         actions = rng.integers(5, size=num_envs)
         step = (pictures(obs), pictures(next_obs), actions, rewards, terminated, real)

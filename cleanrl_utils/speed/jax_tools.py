@@ -1,5 +1,6 @@
 """What JAX scripts share: models, initial weights, permutations, patches of pictures."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
