@@ -87,7 +87,7 @@ def make_env(
 
 
 def init_params(env: Gymnax, seed: int) -> Params:
-    """Kernels and biases of three layers; scales and shifts of the LayerNorms after the first two."""
+    """Three layers, the first two with a LayerNorm that has a scale and a shift."""
     params, rng = Params(), np.random.default_rng(seed)
     sizes, stds = layer_sizes(env.observation_space.shape, env.action_space.n), [2**0.5, 2**0.5, 1]
     for i, (inputs, units) in enumerate(sizes):
