@@ -138,3 +138,10 @@ def test_the_originals_path_leads_to_the_script(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "cleanrl" / name / f"{name}.py"), "--env-id", "Nothing"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: --env-id Nothing"), done.stderr
+
+
+def test_checkpoints_of_brax_may_hold_returns_that_are_not_known_yet(train) -> None:
+    """Staggered episodes have no return at first: NaN, which is no reason to stop."""
+    flags = "--env-id inverted_pendulum --num-envs 4 --num-steps 8 --num-minibatches 2"
+    done = train("ppo_continuous_action_brax_jax", f"{flags} --total-timesteps 128 --checkpoints 2")
+    assert (done.folder / "checkpoint.safetensors").exists()

@@ -15,7 +15,7 @@ DEFAULT_CHECKPOINTS = 10
 STEPS_BETWEEN_RESTARTS = 50_000  # of each environment, where a checkpoint restarts them
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
 # state that may hold what environments give, or NaN where there is nothing yet
-NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams", "recent_returns"}
+NOT_PARAMETERS = {"envs", "episodes", "memory", "replay", "random_streams", "recent_returns"}
 # what a checkpoint says about its run
 ABOUT: dict[str, Any] = {
     "iteration": int,
