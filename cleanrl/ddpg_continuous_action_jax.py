@@ -221,8 +221,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
-    first = jax.jit(partial(init, args, envs))()
-    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, 0)
+    functions = partial(init, args, envs), partial(update, args)
+    training = BackgroundTraining(*functions, memory, args.batch_size, 0)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 

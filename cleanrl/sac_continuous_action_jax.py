@@ -270,8 +270,8 @@ if __name__ == "__main__":
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
     noises = 1 + args.policy_frequency  # per update: for the critics and for each policy step
-    first = jax.jit(partial(init, args, envs))()
-    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, noises)
+    functions = partial(init, args, envs), partial(update, args)
+    training = BackgroundTraining(*functions, memory, args.batch_size, noises)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
