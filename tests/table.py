@@ -245,22 +245,25 @@ SCRIPTS = [
     ),
     Script(
         name="ppo_atari_envpool",
+        no_probe="EnvPool's environments; the update is that of ppo_atari",
         env_id="Breakout-v5",
         replays=False,
         quick=f"{ATARI_QUICK} --num-envs 2",
         tags=[*PPO_TAGS, "charts/avg_episodic_return"],
         needs=["ale_py", "cv2", "envpool"],
     ),
-    Script(  # its environments are EnvPool's: probes of its own are in tests/test_procgen.py
+    Script(
         name="ppo_procgen",
+        no_probe="EnvPool's environments; its own are in tests/test_procgen.py",
         env_id="starpilot",
         replays=False,
         quick=f"{PROCGEN_QUICK} --update-epochs 1",
         tags=PPO_TAGS,
         needs=PROCGEN_NEEDS,
     ),
-    Script(  # and so are these
+    Script(
         name="ppg_procgen",
+        no_probe="EnvPool's environments; its own are in tests/test_procgen.py",
         env_id="starpilot",
         replays=False,
         quick=f"{PROCGEN_QUICK} --n-iteration 2 --e-auxiliary 1 --num-aux-rollouts 2",
@@ -269,6 +272,7 @@ SCRIPTS = [
     ),
     Script(
         name="ppo_rnd_envpool",
+        no_probe="EnvPool's environments; its own are in tests/test_rnd.py",
         env_id="Breakout-v5",
         replays=False,
         quick=f"{ATARI_QUICK} --num-envs 2 --num-iterations-obs-norm-init 1",
@@ -278,8 +282,9 @@ SCRIPTS = [
         ],
         needs=["ale_py", "cv2", "envpool"],
     ),
-    Script(  # real games, and what is to be learnt, are in tests/test_multi_agent.py
+    Script(
         name="ppo_pettingzoo_ma_atari",
+        no_probe="games for two; its own are in tests/test_multi_agent.py",
         env_id="players:Which",
         quick=f"{ATARI_QUICK} --num-envs 2 --torch-threads 1",
         tags=[
@@ -291,6 +296,7 @@ SCRIPTS = [
     *(
         Script(
             name=name,
+            no_probe="EnvPool's environments; tests/test_jax_envpool.py has the masks",
             env_id="Breakout-v5",
             replays=False,
             quick=f"{ATARI_QUICK} --num-envs 2",
@@ -519,6 +525,7 @@ SCRIPTS = [
     ),
     Script(
         name="qdagger_dqn_atari_impalacnn",
+        no_probe="needs a teacher; its own are in tests/test_qdagger.py",
         env_id="probes:ProbeTruncationPixels-v0",
         quick=f"{QDAGGER_QUICK} --torch-threads 1",
         tags=QDAGGER_TAGS,
@@ -527,29 +534,33 @@ SCRIPTS = [
     ),
     Script(
         name="qdagger_dqn_atari_jax_impalacnn",
+        no_probe="needs a teacher; its own are in tests/test_qdagger.py",
         env_id="probes:ProbeTruncationPixels-v0",
         quick=QDAGGER_QUICK,
         tags=QDAGGER_TAGS,
         needs=["cv2", "flax"],
         prepare=partial(untrained_teacher, "dqn_atari_jax"),
     ),
-    Script(  # its environments are gymnax's: probes of its own are in tests/test_jax_ppo.py
+    Script(
         name="ppo_jax",
+        no_probe="gymnax's environments; its own are in tests/test_jax_ppo.py",
         env_id="CartPole-v1",
         quick="--total-timesteps 4096 --num-steps 64",
         tags=PPO_TAGS,
         needs=["gymnax"],
     ),
-    Script(  # its environments are Brax's: see tests/test_isaacgym.py for their resets
+    Script(
         name="ppo_continuous_action_isaacgym",
+        no_probe="Brax's environments; resets are in tests/test_isaacgym.py",
         env_id="Cartpole",
         quick="--total-timesteps 1024 --num-envs 8 --num-steps 8",
         tags=PPO_TAGS,
         needs=["brax"],
         discrete=False,
     ),
-    Script(  # its environments are Brax's
+    Script(
         name="ppo_continuous_action_brax_jax",
+        no_probe="Brax's environments; its loss is in tests/test_jax_ppo.py",
         env_id="inverted_pendulum",
         quick="--total-timesteps 512 --num-envs 4 --num-steps 8 --num-minibatches 2",
         tags=PPO_TAGS,
