@@ -547,6 +547,13 @@ SCRIPTS = [
         tags=PPO_TAGS,
         needs=["gymnax"],
     ),
+    Script(  # its environments are gymnax's: probes of its own are in tests/test_pqn_jax.py
+        name="pqn_jax",
+        env_id="CartPole-v1",
+        quick="--total-timesteps 4096 --num-envs 4 --num-steps 64 --num-minibatches 4",
+        tags=["charts/learning_rate", "charts/epsilon", *DQN_TAGS],
+        needs=["gymnax"],
+    ),
     Script(  # its environments are Brax's: see tests/test_isaacgym.py for their resets
         name="ppo_continuous_action_isaacgym",
         env_id="Cartpole",
