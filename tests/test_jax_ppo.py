@@ -173,7 +173,7 @@ def test_vectors_have_the_network_of_ppo() -> None:
 
 
 def test_a_game_of_pictures_trains_is_saved_and_played(train) -> None:
-    flags = "--env-id Breakout-MinAtar --num-seeds 2 --total-timesteps 1024 --num-steps 32"
+    flags = "--env-id Breakout-MinAtar --total-timesteps 1024 --num-steps 32"
     done = train("ppo_jax", f"{flags} --save-model --eval-episodes 1 --capture-video")
     tags = {tag for _, tag, _ in done.rows()}
     assert {"charts/episodic_return", "losses/value_loss", "eval/episodic_return"} <= tags
