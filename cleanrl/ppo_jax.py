@@ -92,7 +92,8 @@ def make_env(
 
 def init_params(env: Gymnax, seed: int) -> Params:
     """Actor and critic, two networks that share nothing."""
-    params, rng = Params(), np.random.default_rng(seed)
+    params: dict[str, Any] = {}
+    rng = np.random.default_rng(seed)
     # small outputs at first: explore before having opinions
     for name, outputs, std in [("actor", env.action_space.n, 0.01), ("critic", 1, 1.0)]:
         sizes, stds = layer_sizes(env.observation_space.shape, outputs), [2**0.5, 2**0.5, std]
