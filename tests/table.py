@@ -550,6 +550,14 @@ SCRIPTS = [
         needs=["gymnax"],
     ),
     Script(
+        name="pqn_jax",
+        no_probe="gymnax's environments; probes of its own are in tests/test_pqn_jax.py",
+        env_id="CartPole-v1",
+        quick="--total-timesteps 4096 --num-envs 4 --num-steps 64 --num-minibatches 4",
+        tags=["charts/learning_rate", "charts/epsilon", *DQN_TAGS],
+        needs=["gymnax"],
+    ),
+    Script(
         name="ppo_continuous_action_isaacgym",
         no_probe="Brax's environments; resets are in tests/test_isaacgym.py",
         env_id="Cartpole",

@@ -28,6 +28,7 @@ RELATIVES = {
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
+    "pqn_jax": "ppo_jax",
 }
 # All that the original has; what of it is missing here, the overview says.
 NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
