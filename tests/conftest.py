@@ -21,7 +21,9 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 # what JAX has compiled once it need not compile again
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/cleanrl_jax_cache")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# programs that run for a second need no optimisation: it takes half of the time to compile them
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 @dataclass
