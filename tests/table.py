@@ -142,28 +142,21 @@ def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 
 def jax_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """Greedy ones of a continuous policy in JAX."""
-    train, learner = variables["packing"].unpack(variables["train"]), variables["learner"]
-    params = train.policy["actor"] if hasattr(train, "policy") else train.actor
-    return variables["Agent"](learner.actor, params).act(obs)
+    """Greedy ones of a policy in JAX."""
+    return variables["agent"].act(obs)
 
 
 def jax_critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """As critic_values."""
-    train, learner = variables["packing"].unpack(variables["train"]), variables["learner"]
-    name = "critics" if hasattr(train, "critics") else "critic"
-    actions = jax_actions(variables, obs)
-    values = np.asarray(getattr(learner, name).apply(getattr(train, name), obs, actions))
+    state = variables["training"].state
+    critics = state.critics if hasattr(state, "critics") else state.critic
+    values = np.asarray(critics.apply_fn(critics.params, obs, jax_actions(variables, obs)))
     return values.min(0) if values.ndim == 2 else values
-
-
-def jax_q_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    return variables["learner"].agent(variables["train"]).act(obs)
 
 
 def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """Of the best actions."""
-    agent = variables["learner"].agent(variables["train"])
+    agent = variables["agent"]
     method = "q_values" if hasattr(agent.network, "q_values") else "__call__"
     return np.asarray(agent.network.apply(agent.params, obs, method=method)).max(1)
 
@@ -182,8 +175,8 @@ def untrained_teacher(name: str, env_id: str) -> None:
     if name == "dqn_atari":
         agent = module.QNetwork(envs)
     else:
-        learner = module.Learner(args.__class__(buffer_size=10), envs)
-        agent = learner.agent(learner.init())
+        agent = module.Agent.from_args(envs, args)
+        agent.params = module.init(args, envs).q_network.params
     envs.close()
     save_model(Path("teacher.cleanrl_model"), agent, args, name)
 
@@ -493,7 +486,7 @@ SCRIPTS = [
         tags=[*DQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=DQN_PROBE,
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["flax"],
     ),
     Script(
@@ -503,7 +496,7 @@ SCRIPTS = [
         tags=[*C51_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=f"{DQN_PROBE} {C51_PROBE}",
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["flax"],
     ),
     Script(
@@ -515,7 +508,7 @@ SCRIPTS = [
         probe_suffix="Pixels",
         probes=["Both", "Truncation"],
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["ale_py", "cv2", "flax"],
     ),
     Script(
@@ -527,7 +520,7 @@ SCRIPTS = [
         probe_suffix="Pixels",
         probes=["Both"],
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["ale_py", "cv2", "flax"],
     ),
     Script(

@@ -264,12 +264,19 @@ def test_a_page_without_results_does_not_deny_published_ones(pages) -> None:
         assert "No run of ours" in text and "published" not in text
 
 
+def test_commands_are_broken_between_words_only(pages) -> None:
+    (group,) = [x for x in pages.groups if (x.name, x.env_id) == ("ppo", "CartPole-v1")]
+    text = results.provenance([group])
+    assert "<span>--env-id</span> <span>CartPole-v1</span>" in text and "--seed" not in text
+    assert results.commands_of("ppo") == " Commands: `sh benchmark/ppo.sh`."
+
+
 def test_readme_has_the_table_and_the_pictures() -> None:
     text = README.read_text()
     assert readme.fill_readme(text) == text, "run python -m cleanrl_utils.docs"
     for name in scripts.read_scripts():
         assert f"cleanrl/{name}.py" in text
-    pictures = re.findall(r"\((docs/assets/[^)]+)\)", text)
+    pictures = re.findall(r"!\[.*?\]\((docs/assets/[^)]+)\)", text)
     assert len(pictures) == 2  # curves and agents
     for picture in pictures:
         assert (ROOT / picture).stat().st_size < (
@@ -293,8 +300,9 @@ def test_pictures_are_made_by_commands(train: Callable, tmp_path: Path) -> None:
     assert films.read_strip(strip) == [film, film]
     path.unlink()
     assert films.read_films(folder) == []  # facts without their film
-    with pytest.raises(BadInput, match="--gif .*: has no model"):
+    with pytest.raises(BadInput) as bad:
         films.make_films([str(tmp_path)], folder, strip)
+    assert bad.value.message == f"--gif {tmp_path}: has no model; train with --save-model"
 
 
 @one_build

@@ -9,7 +9,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -533,18 +532,6 @@ def test_the_scripts_are_in_sync() -> None:
         [sys.executable, "-m", "cleanrl_utils.sync"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_compile_is_for_the_function_not_for_its_way_to_the_device(monkeypatch) -> None:
-    """An oracle's copies and pinned memory are no work for a compiler, its function is."""
-    given: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda f: given.append(f) or f)
-    args = SimpleNamespace(compile=True, torch_deterministic=True, cudagraphs=True)
-    run = SimpleNamespace(device=torch.device("cpu"), args=args)
-    oracle = Run.oracle(run, torch.neg)
-    assert given == [torch.neg]
-    oracle.ask(np.array([[1.0, -2.0]]))
-    assert oracle.answer().tolist() == [[-1.0, 2.0]] and oracle.answer().dtype == np.float32
 
 
 def test_compiled_and_eager_updates_agree(train) -> None:

@@ -93,6 +93,7 @@ def film_run(run: Path) -> tuple[Film, list["Image"]]:
     from cleanrl_utils.analysis import tables
     from cleanrl_utils.running import evaluation, folder
 
+    require(run.is_dir(), f"--gif {run}: no such folder")
     models = folder.find_models(run)
     require(bool(models), f"--gif {run}: has no model; train with --save-model")
     record = folder.read_record(run, "--gif")
@@ -172,7 +173,8 @@ def save_gif(path: Path, frames: list["Image"]) -> None:
 def film_html(url: str, film: Film) -> str:
     """A film and what it shows."""
     text = f"<code>{film.script}.py</code> on <code>{film.env_id}</code>"
-    caption = f"{text}, {film.steps:,} steps, seed {film.seed}: {film.episodic_return:,.0f}"
+    score = f"this episode scores {film.episodic_return:,.0f}"
+    caption = f"{text} after {film.steps:,} steps, seed {film.seed}: {score}"
     if os.path.splitext(film.file)[1] in (".mp4", ".webm"):
         picture = f'<video src="{url}" controls loop muted playsinline preload="metadata"></video>'
     else:

@@ -17,7 +17,7 @@ def fill_readme(text: str) -> str:
     """The README with what is made from the code between its marks."""
     made = {
         "scripts": overview.readme_table(read_scripts()),
-        "agents": agents_caption(films.read_strip()),
+        "agents": agents_caption(films.read_strip(), "docs/assets"),
     }
     return MARKED.sub(lambda match: f"{match[1]}{made[match['name']]}\n{match[3]}", text)
 

@@ -1,6 +1,7 @@
 """Tables and charts of benchmark/results, beside the figures that the original published."""
 
 import csv
+import html
 import json
 import re
 import statistics
@@ -165,8 +166,11 @@ def everything_table(groups: list[Group], pages: dict[str, str], published: Publ
 
 def commands_of(script: str) -> str:
     """Where the commands of a script's results are."""
-    files = sorted((ROOT / "benchmark").glob("*.sh"))
-    found = [file.name for file in files if re.search(rf"\b{script}\b", file.read_text())]
+    found = []
+    for path in sorted((ROOT / "benchmark").glob("*.sh")):
+        code = re.sub(r"^#.*", "", path.read_text(), flags=re.M)
+        if re.search(rf"\b{script}\b(?![-*])", code):
+            found.append(path.name)
     return f" Commands: {', '.join(f'`sh benchmark/{name}`' for name in found)}." if found else ""
 
 
@@ -176,7 +180,7 @@ def provenance(groups: list[Group]) -> str:
     lines.append("|-|-|-|-|-|")
     for group in groups:
         commands = {re.sub(r" --seed \d+", "", run["command"]) for run in group.runs}
-        command = "<br>".join(f"`{command}`" for command in sorted(commands))
+        command = "<br>".join(command_html(command) for command in sorted(commands))
         commits = {run["commit"] + ("*" if run.get("dirty") else "") for run in group.runs}
         sets = {", ".join(f"{k} {v}" for k, v in run["versions"].items()) for run in group.runs}
         hardware = "; ".join(sorted(set(group.column("hardware"))))
@@ -186,6 +190,12 @@ def provenance(groups: list[Group]) -> str:
     if any(run.get("dirty") for group in groups for run in group.runs):
         lines.append("\n\\* with changes that were not committed")
     return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
+
+
+def command_html(command: str) -> str:
+    """A command that is broken between its words only, not at the hyphens of a flag."""
+    words = [f"<span>{html.escape(word, quote=False)}</span>" for word in command.split()]
+    return f'<code class="command">{" ".join(words)}</code>'
 
 
 def indent(text: str) -> str:

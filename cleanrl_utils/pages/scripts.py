@@ -52,6 +52,10 @@ FAMILIES = {  # what a script's imports and names say about its environments
 
 SHARED = {  # classes that Args inherits flags from, and what their tables are called
     "RunArgs": "Every script",
+    "LoggingArgs": "Logging",
+    "ModelArgs": "Model and evaluation",
+    "CheckpointArgs": "Checkpoints",
+    "MachineArgs": "Machine",
     "TorchArgs": "Scripts in torch",
     "PixelArgs": "Scripts in torch that step pictures by Gymnasium",
     "RunsArgs": "JAX, end to end",
@@ -186,12 +190,14 @@ def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
 
 
 def shared_flags() -> dict[str, list[Flag]]:
-    """The flags of each class that Args can inherit from."""
+    """The flags of each class of settings in cleanrl_utils/running, in the order of SHARED."""
     found: dict[str, list[Flag]] = {}
     for path in sorted((ROOT / "cleanrl_utils" / "running").glob("*.py")):
         tree = ast.parse(path.read_text())
-        names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-        found |= {name: fields_of(tree, name) for name in SHARED if name in names}
+        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        found |= {name: fields_of(tree, name) for name in names if name.endswith("Args")}
+    if set(found) != set(SHARED):
+        raise LookupError(f"SHARED names other classes: {sorted(set(found) ^ set(SHARED))}")
     return {name: found[name] for name in SHARED}
 
 

@@ -145,7 +145,7 @@ class Site:
         agents = films.read_strip()
         alt = "; ".join(film.caption for film in agents)
         picture = f"![{alt}](assets/{films.STRIP.name}){{ .strip }}"
-        return f"{picture}\n\n{agents_caption(agents)}\n{{: .caption }}" if agents else ""
+        return f"{picture}\n\n{agents_caption(agents, 'assets')}\n{{: .caption }}" if agents else ""
 
     def make_source(self, scripts: list[Script], what: str | None) -> str:
         file = what or ""
@@ -273,14 +273,11 @@ def shown_groups(groups: list[results.Group]) -> list[results.Group]:
     return [group for env_id in SHOWN for group in groups if group.env_id == env_id]
 
 
-def agents_caption(agents: list[films.Film]) -> str:
-    """What the agents of the strip are, and how well they did."""
-    words = [f"`{x.script}.py` on {x.env_id} ({x.episodic_return:,.0f})" for x in agents]
-    return (
-        "One greedy episode of each agent, the median of five, and its return: "
-        + ", ".join(words)
-        + "."
-    )
+def agents_caption(agents: list[films.Film], assets: str) -> str:
+    """What the agents of the strip are, how well they did, and where their commands are."""
+    words = [f"`{x.script}.py` on {x.env_id} scores {x.episodic_return:,.0f}" for x in agents]
+    commands = f"[Commands]({assets}/{films.STRIP.stem}.json)."
+    return f"One greedy episode of each, the median of five: {', '.join(words)}. {commands}"
 
 
 def front_matter(hidden: str) -> str:
