@@ -88,7 +88,8 @@ def make_env(
 
 def init_params(env: Gymnax, seed: int) -> Params:
     """Three layers, the first two with a LayerNorm that has a scale and a shift."""
-    params, rng = Params(), np.random.default_rng(seed)
+    params: dict[str, Any] = {}
+    rng = np.random.default_rng(seed)
     sizes, stds = layer_sizes(env.observation_space.shape, env.action_space.n), [2**0.5, 2**0.5, 1]
     for i, (inputs, units) in enumerate(sizes):
         params[f"{i}.kernel"] = orthogonal(rng, stds[i], inputs, units)

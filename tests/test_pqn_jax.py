@@ -69,7 +69,8 @@ def test_rewards_are_scaled_for_the_targets_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "duration, wanted", [(4, [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]), (0, [0.2] * 6), (1, [1.0] + [0.2] * 5)]
+    "duration, wanted",
+    [(4, [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]), (0, [0.2] * 6), (1, [1.0] + [0.2] * 5)],
 )
 def test_epsilon_falls_linearly(duration: float, wanted: list[float]) -> None:
     found = pqn_jax.linear_schedule(1.0, 0.2, duration, jnp.arange(6))
@@ -84,7 +85,9 @@ def test_the_network_is_that_of_flax(env_id: str) -> None:
     env = Gymnax.make(env_id)
     rng = np.random.default_rng(0)
     params = pqn_jax.init_params(env, 1)
-    params = {k: v + 0.1 * rng.standard_normal(v.shape).astype(np.float32) for k, v in params.items()}
+    params = {
+        k: v + 0.1 * rng.standard_normal(v.shape).astype(np.float32) for k, v in params.items()
+    }
     obs = rng.random((2, 5, *env.observation_space.shape)).astype(np.float32)
     picture = obs.ndim == 5
 
