@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 PYTEST_ARGS ?=
+PROBES ?=
 DEMO_ARGS ?=
 SPEED_ARGS ?=
 UV ?= uv
@@ -15,7 +16,7 @@ TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax optuna
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format docs docs-serve bench-speed lock clean
+.PHONY: help setup demo test test-quick test-kills test-probes lint format docs docs-serve bench-speed lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%_-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +28,16 @@ demo: $(STAMPS)/base ## train PPO on CartPole-v1, evaluate it, draw its curve, f
 
 test: $(STAMPS)/test ## install what the tests need and run them; PYTEST_ARGS="-k ppo"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+test-quick: $(STAMPS)/test ## the tests that take a few seconds each, in under three minutes
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup \
+		-m "not slow and not long and not gpu" $(PYTEST_ARGS)
+
+test-kills: $(STAMPS)/test ## kill -9 twenty runs at random moments, resume each, compare bytes
+	KILLS=5 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) tests/test_kills.py
+
+test-probes: $(STAMPS)/test ## five seeds of every probe use at most half of its tolerance
+	OMP_NUM_THREADS=1 $(PY) tests/check_probes.py $(PROBES)
 
 lint: $(STAMPS)/dev ## check format, lint, spelling, types and the Dockerfile
 	$(PY) -m ruff format --check .

@@ -21,7 +21,26 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 # what JAX has compiled once it need not compile again
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/cleanrl_jax_cache")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# programs that run for a second need no optimisation: it takes half of the time to compile them
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+# Files whose tests compile programs, start processes or train for long: not in make test-quick.
+LONG = {f"test_jax_{x}" for x in ("dqn", "envpool", "off_policy", "ppo")}
+LONG |= {f"test_{x}" for x in ("benchmark", "cloud", "docs", "faults", "fuzz", "huggingface")}
+LONG |= {f"test_{x}" for x in ("kills", "multi_agent", "multigpu", "ppo_atari", "pqn_jax")}
+LONG |= {f"test_{x}" for x in ("procgen", "qdagger", "reproduce", "rlops", "strangers", "tuner")}
+QUICK_SCRIPTS = {"ppo", "ppo_continuous_action", "ppo_trxl", "dqn"}  # of tests/table.py
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test-quick` leaves out."""
+    for item in items:
+        script = getattr(item, "callspec", None) and item.callspec.params.get("script")
+        rare = hasattr(script, "quick") and script.name not in QUICK_SCRIPTS
+        if item.path.stem in LONG or rare:
+            item.add_marker("long")
 
 
 @dataclass
