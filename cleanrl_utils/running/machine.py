@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cleanrl_utils.running.settings import TorchArgs
+from cleanrl_utils.speed.compiler import load_late
 
 
 def choose_device(args: Any) -> Any:
@@ -28,6 +29,8 @@ def choose_device(args: Any) -> Any:
     # many times as long as others: let them be zero, in this thread and those it will start.
     _ = np.finfo(np.float32), np.finfo(np.float64)  # NumPy 2.3 and before would warn afterwards
     torch.set_flush_denormal(True)
+    if not args.compile:
+        load_late()
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)
     if args.torch_deterministic:
