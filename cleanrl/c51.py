@@ -18,9 +18,11 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
-from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.losses import Losses, Means
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import inference
 
 
 @dataclass
@@ -65,8 +67,8 @@ class Args(TorchArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_turns = self.total_timesteps // self.num_envs
-        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
         require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
         require(self.v_min < self.v_max, "--v-min must be below --v-max")
         enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
@@ -93,32 +95,29 @@ def make_env(
 # same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return SyncVectorEnv(thunks)
 
 
 class QNetwork(nn.Sequential):
-    """How likely each return is after each action: logits, (batch, actions, atoms)."""
+    """The return distribution of each action: logits, (batch, actions, atoms)."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
-        num_obs, num_actions = envs.single_observation_space.shape[0], envs.single_action_space.n
-        first, second = nn.Linear(num_obs, 120), nn.Linear(120, 84)
-        last = nn.Linear(84, num_actions * args.n_atoms)
-        super().__init__(first, nn.ReLU(), second, nn.ReLU(), last)
+        num_obs = envs.single_observation_space.shape[0]
+        num_actions = envs.single_action_space.n
+        hidden = [nn.Linear(num_obs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
+        super().__init__(*hidden, nn.Linear(84, num_actions * args.n_atoms))
         self.register_buffer("atoms", torch.linspace(args.v_min, args.v_max, args.n_atoms))
 
     def forward(self, obs: Tensor) -> Tensor:
         return super().forward(obs).unflatten(1, (-1, len(self.atoms)))
 
     def q_values(self, obs: Tensor) -> Tensor:
-        return self(obs).softmax(-1) @ self.atoms  # the mean return of every action
+        return self(obs).softmax(-1) @ self.atoms  # the mean return of each action
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self.q_values(obs).argmax(-1)  # exploration is the training loop's
+        return self.q_values(obs).argmax(-1)  # the training loop explores
 
 
 # same as dqn.py
@@ -128,18 +127,19 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
 
 
 def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
-    """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
-    each probability is shared by the two atoms around its return, the nearer one gets more."""
+    """Project a distribution with `probs` at `returns`, both (batch, atoms), onto the atoms: each
+    probability is split between the two atoms around its return, in proportion to nearness."""
     last = len(atoms) - 1
     spacing = (atoms[-1] - atoms[0]) / last
     position = ((returns - atoms[0]) / spacing).clamp(0, last)
     nearest = position.round()  # rounding errors must not move mass away from an atom that is met
     position = torch.where(abs(position - nearest) < 1e-4, nearest, position)
     below = position.floor()
-    share = position - below  # of the atom above
-    at = below.long()
-    projected = torch.zeros_like(probs).scatter_add_(1, at, probs * (1 - share))
-    return projected.scatter_add_(1, (at + 1).clamp(max=last), probs * share)
+    share_above = position - below
+    lower = below.long()
+    upper = (lower + 1).clamp(max=last)
+    projected = torch.zeros_like(probs).scatter_add_(1, lower, probs * (1 - share_above))
+    return projected.scatter_add_(1, upper, probs * share_above)
 
 
 def update(
@@ -148,26 +148,27 @@ def update(
     optimizer: optim.Optimizer,
     args: Args,
     *batch: Tensor,
-) -> Tensor:
-    """One gradient step; returns its loss and the mean of the predicted values."""
+) -> Losses:
+    """One gradient step; returns its loss and the mean predicted Q-value."""
     obs, next_obs, actions, rewards, terminated = batch
     atoms = q_network.atoms
     with torch.no_grad():
         next_probs = target_network(next_obs).softmax(-1)
         best = (next_probs @ atoms).argmax(1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         discount = args.gamma * (1 - terminated)
         returns = rewards.unsqueeze(1) + discount.unsqueeze(1) * atoms
         target_probs = project(next_probs, returns, atoms)
     logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
-    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: as good as none
+    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: no bound
     loss = -(target_probs * logprobs.clamp(min=floor)).sum(1).mean()  # cross-entropy
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return torch.stack([loss, (logprobs.exp() @ atoms).mean()]).detach()
+    q_values = logprobs.detach().exp() @ atoms
+    return {"losses/loss": loss.detach(), "losses/q_values": q_values.mean()}
 
 
 if __name__ == "__main__":
@@ -184,31 +185,39 @@ if __name__ == "__main__":
     adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     memory = make_memory(ReplayBuffer, envs, args, device)
-    q_values = run.inference(q_network.q_values)
-    sample = partial(memory.sample, args.batch_size)
-    losses = Means("losses/loss", "losses/q_values")
-    update_networks = partial(update, q_network, target_network, optimizer, args)
-    learn = run.accelerate(update_networks, sample, losses)
+    q_values = inference(q_network.q_values, device, args)
+    losses = Means()
+    train = accelerate(partial(update, q_network, target_network, optimizer, args), device, args)
+
+    @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
+    def learn() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        losses.add(train(*batch))
+
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
-    networks = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
-    for turn in range(start, args.num_turns):
-        # Act. Each environment explores by a coin of its own.
+    state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    state |= dict(memory=memory, losses=losses, rng=rng, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    obs = envs.obs
+    ended = envs.ended
+    for iteration in range(start, args.num_iterations):
+        steps = iteration * args.num_envs  # so far
+
+        # Act. Each environment explores independently of the others.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
-        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, steps)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
             actions[:] = q_values(obs).argmax(-1)
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+        # Learn; a GPU does so while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(steps + 1, steps + args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
                 learn()
@@ -217,12 +226,13 @@ if __name__ == "__main__":
             if global_step % 100 == 0:
                 run.log(losses.take(), global_step)
 
-        # Step, and remember it unless it only reset an environment whose episode had ended.
+        # Step the environments; a step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(q_network, global_step)
-        run.checkpoint(turn + 1)
+        run.checkpoint(iteration + 1)
 
     run.finish(q_network)

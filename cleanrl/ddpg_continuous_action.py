@@ -20,9 +20,11 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
-from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.losses import Losses, Means
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import PolicyOnDevice
 
 
 @dataclass
@@ -54,8 +56,8 @@ class Args(TorchArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_turns = self.total_timesteps // self.num_envs
-        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
         starts = self.num_envs  # the first gradient step needs something to learn from
         require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
 
@@ -80,30 +82,29 @@ def make_env(
 # same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return SyncVectorEnv(thunks)
 
 
 class Actor(nn.Module):
-    """A deterministic policy; each dimension of an action has bounds of its own."""
+    """A deterministic policy; each dimension of an action has its own bounds."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
-        space, width = envs.single_action_space, 256
+        num_obs = envs.single_observation_space.shape[0]
+        space = envs.single_action_space
         self.network = nn.Sequential(
-            nn.Linear(envs.single_observation_space.shape[0], width),
+            nn.Linear(num_obs, 256),
             nn.ReLU(inplace=True),
-            nn.Linear(width, width),
+            nn.Linear(256, 256),
             nn.ReLU(inplace=True),
-            nn.Linear(width, space.shape[0]),
+            nn.Linear(256, space.shape[0]),
             nn.Tanh(),
         )
         self.exploration_noise = args.exploration_noise
-        low, high = (torch.tensor(x, dtype=torch.float32) for x in (space.low, space.high))
+        low = torch.tensor(space.low, dtype=torch.float32)
+        high = torch.tensor(space.high, dtype=torch.float32)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
         self.register_buffer("scale", (high - low) / 2)
@@ -114,7 +115,7 @@ class Actor(nn.Module):
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         actions = self(obs)
-        if not greedy:  # noise of its own for each environment
+        if not greedy:  # independent noise for each environment
             noise = self.exploration_noise * torch.randn_like(actions)
             actions = actions + noise * self.scale
         return actions.clamp(self.low, self.high)
@@ -125,9 +126,10 @@ class Critic(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
-        num_obs, num_actions = envs.single_observation_space.shape, envs.single_action_space.shape
+        num_obs = envs.single_observation_space.shape[0]
+        num_actions = envs.single_action_space.shape[0]
         self.network = nn.Sequential(
-            nn.Linear(num_obs[0] + num_actions[0], 256),
+            nn.Linear(num_obs + num_actions, 256),
             nn.ReLU(inplace=True),
             nn.Linear(256, 256),
             nn.ReLU(inplace=True),
@@ -139,20 +141,21 @@ class Critic(nn.Module):
 
 
 class Agent(nn.Module):
-    """Everything that learns, and the slow copies that targets are computed with."""
+    """All networks: those that are trained, and their target networks."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
-        self.actor, self.critic = Actor(envs, args), Critic(envs)
+        self.actor = Actor(envs, args)
+        self.critic = Critic(envs)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
 
 
-def descend(loss: Tensor, optimizer: optim.Optimizer) -> None:
-    """One step down the loss for the optimizer's own parameters, whatever else it depends on."""
+def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
+    """One gradient step of the optimizer's own parameters."""
     parameters = [x for group in optimizer.param_groups for x in group["params"]]
-    for x, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        x.grad = gradient.contiguous()  # as Adam wants it; cuDNN may lay it out otherwise
+    optimizer.zero_grad()
+    loss.backward(inputs=parameters)  # faster: no gradients of other networks' weights
     optimizer.step()
 
 
@@ -162,27 +165,27 @@ def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> 
     torch._foreach_lerp_(list(target_network.parameters()), list(network.parameters()), tau)
 
 
-def update_critic(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
-    """One gradient step of the critic; returns its mean value and its loss."""
+def update_critic(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
+    """One gradient step of the critic; returns its mean Q-value and its loss."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         next_q = agent.target_critic(next_obs, agent.target_actor(next_obs))
         targets = rewards + args.gamma * (1 - terminated) * next_q
     q = agent.critic(obs, actions)
     loss = F.mse_loss(q, targets)
-    descend(loss, optimizer)
-    return torch.stack([q.mean(), loss]).detach()
+    gradient_step(loss, optimizer)
+    return {"losses/qf1_values": q.detach().mean(), "losses/qf1_loss": loss.detach()}
 
 
-def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
-    """One gradient step of the policy, then the targets follow; returns the policy's loss."""
+def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
+    """One gradient step of the policy and a soft update of all target networks."""
     obs = batch[0]
     loss = -agent.critic(obs, agent.actor(obs)).mean()
-    descend(loss, optimizer)
+    gradient_step(loss, optimizer)
     update_target(agent.actor, agent.target_actor, args.tau)
     update_target(agent.critic, agent.target_critic, args.tau)
-    return loss.detach().unsqueeze(0)
+    return {"losses/actor_loss": loss.detach()}
 
 
 if __name__ == "__main__":
@@ -198,31 +201,43 @@ if __name__ == "__main__":
     q_optimizer = optim.Adam(agent.critic.parameters(), **adam)
     policy_optimizer = optim.Adam(agent.actor.parameters(), **adam)
     memory = make_memory(ReplayBuffer, envs, args, device)
-    sample = partial(memory.sample, args.batch_size)
-    q_losses = Means("losses/qf1_values", "losses/qf1_loss")
-    policy_losses = Means("losses/actor_loss")
-    policy = run.oracle(torch.no_grad()(partial(agent.actor.act, greedy=False)))
-    q_update = partial(update_critic, agent, q_optimizer, args)
-    learn_q = run.accelerate(q_update, sample, q_losses)
-    policy_update = partial(update_policy, agent, policy_optimizer, args)
-    learn_policy = run.accelerate(policy_update, sample, policy_losses)
-    low, high = envs.action_space.low, envs.action_space.high
+    policy = PolicyOnDevice(partial(agent.actor.act, greedy=False), device, args)
+    train_q = accelerate(partial(update_critic, agent, q_optimizer, args), device, args)
+    train_policy = accelerate(partial(update_policy, agent, policy_optimizer, args), device, args)
+    q_losses = Means()
+    policy_losses = Means()
+
+    @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
+    def learn_q() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        q_losses.add(train_q(*batch))
+
+    @partial(capture, device=memory.device, args=args)
+    def learn_policy() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        policy_losses.add(train_policy(*batch))
+
+    low = envs.action_space.low
+    high = envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
-    learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
-    logs = dict(q_losses=q_losses, policy_losses=policy_losses)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
-    for turn in range(start, args.num_turns):
-        # Act: at random at first. Later a GPU is asked, but not waited for yet.
-        at_random = turn * args.num_envs < args.learning_starts
-        if not at_random:
-            policy.ask(obs)
+    state = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
+    state |= dict(memory=memory, q_losses=q_losses, policy_losses=policy_losses, rng=rng, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    obs = envs.obs
+    ended = envs.ended
+    for iteration in range(start, args.num_iterations):
+        steps = iteration * args.num_envs  # so far
 
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+        # Choose actions: random ones at first, then the policy's, which a GPU starts to compute.
+        at_random = steps < args.learning_starts
+        if not at_random:
+            policy.start(obs)
+
+        # Learn; a GPU does so while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(steps + 1, steps + args.num_envs + 1):
             if global_step > args.learning_starts:
                 learn_q()
                 if global_step % args.policy_frequency == 0:
@@ -230,13 +245,14 @@ if __name__ == "__main__":
             if global_step % 100 == 0:
                 run.log(q_losses.take() | policy_losses.take(), global_step)
 
-        # Step, and remember it unless it only reset an environment whose episode had ended.
-        actions = rng.uniform(low, high).astype(np.float32) if at_random else policy.answer()
+        # Step the environments; a step that only reset one of them is not stored.
+        actions = rng.uniform(low, high).astype(np.float32) if at_random else policy.result()
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)
-        run.checkpoint(turn + 1)
+        run.checkpoint(iteration + 1)
 
     run.finish(agent.actor)

@@ -20,9 +20,11 @@ from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
-from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.losses import Losses, Means
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import inference
 
 
 @dataclass
@@ -60,8 +62,8 @@ class Args(PixelArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_turns = self.total_timesteps // self.num_envs
-        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
         enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
@@ -97,32 +99,33 @@ def make_env(
 # same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 class QNetwork(nn.Sequential):
-    """The value of every action, by the convolutional network of the Nature paper."""
+    """Q-values of all actions, by the convolutional network of the Nature paper."""
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__(
-            *(nn.Conv2d(4, 32, 8, stride=4), nn.ReLU()),
-            *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
-            *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()),
-            *(nn.Linear(64 * 7 * 7, 512), nn.ReLU()),
+            nn.Conv2d(4, 32, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 7 * 7, 512),
+            nn.ReLU(),
             nn.Linear(512, envs.single_action_space.n),
         )
 
     def forward(self, obs: Tensor) -> Tensor:
-        return super().forward(obs / 255)  # of bytes, (batch, 4, 84, 84)
+        return super().forward(obs / 255)  # obs: bytes, (batch, 4, 84, 84)
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self(obs).argmax(-1)  # exploration is the training loop's
+        return self(obs).argmax(-1)  # the training loop explores
 
 
 # same as dqn.py
@@ -138,11 +141,11 @@ def update(
     optimizer: optim.Optimizer,
     args: Args,
     *batch: Tensor,
-) -> Tensor:
-    """One gradient step; returns its loss and the mean of the predicted values."""
+) -> Losses:
+    """One gradient step; returns its loss and the mean predicted Q-value."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         best_next = target_network(next_obs).amax(1)
         td_target = rewards + args.gamma * best_next * (1 - terminated)
     q_values = q_network(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
@@ -150,7 +153,7 @@ def update(
     optimizer.zero_grad()
     td_loss.backward()
     optimizer.step()
-    return torch.stack([td_loss, q_values.mean()]).detach()
+    return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values.detach().mean()}
 
 
 # same as dqn.py
@@ -168,36 +171,45 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
 
-    q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
+    q_network = QNetwork(envs).to(device)
+    target_network = QNetwork(envs).to(device)
     target_network.load_state_dict(q_network.state_dict())
     adam = dict(fused=True, capturable=device.type == "cuda")
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     memory = make_memory(FrameReplayBuffer, envs, args, device)
-    q_values = run.inference(q_network)
-    sample = partial(memory.sample, args.batch_size)
-    losses = Means("losses/td_loss", "losses/q_values")
-    update_networks = partial(update, q_network, target_network, optimizer, args)
-    learn = run.accelerate(update_networks, sample, losses)
+    q_values = inference(q_network, device, args)
+    losses = Means()
+    train = accelerate(partial(update, q_network, target_network, optimizer, args), device, args)
+
+    @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
+    def learn() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        losses.add(train(*batch))
+
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
-    networks = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **networks, memory=memory, losses=losses, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
-    for turn in range(start, args.num_turns):
-        # Act. Each environment explores by a coin of its own.
+    state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    state |= dict(memory=memory, losses=losses, rng=rng, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    obs = envs.obs
+    ended = envs.ended
+    for iteration in range(start, args.num_iterations):
+        steps = iteration * args.num_envs  # so far
+
+        # Act. Each environment explores independently of the others.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
-        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, steps)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
             actions[:] = q_values(obs).argmax(-1)
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+        # Learn; a GPU does so while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(steps + 1, steps + args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
                 learn()
@@ -206,12 +218,13 @@ if __name__ == "__main__":
             if global_step % 100 == 0:
                 run.log(losses.take(), global_step)
 
-        # Step, and remember it unless it only reset an environment whose episode had ended.
+        # Step the environments; a step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(q_network, global_step)
-        run.checkpoint(turn + 1)
+        run.checkpoint(iteration + 1)
 
     run.finish(q_network)

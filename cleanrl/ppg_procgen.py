@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import to_device
+from cleanrl_utils.speed.graphs import accelerate, to_device
 
 
 @dataclass
@@ -127,7 +128,7 @@ def make_envs(args: Args) -> Pool:
 
 # same as ppo_continuous_action.py
 class RunningStats(nn.Module):
-    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+    """Running mean and standard deviation, saved in checkpoints and models."""
 
     def __init__(self, *shape: int):
         super().__init__()
@@ -136,14 +137,14 @@ class RunningStats(nn.Module):
         self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
 
     def update(self, x: Tensor) -> None:
-        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
         self.count += len(x)
         weight = len(x) / self.count
         var, mean = torch.var_mean(x, 0, correction=0)
         delta = mean - self.mean
         self.mean += weight * delta
         var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
-        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
 # same as ppo_procgen.py
@@ -183,8 +184,8 @@ def normed(layer: nn.Conv2d | nn.Linear, scale: float) -> nn.Module:
 class Agent(nn.Module):
     """Actor, critic and auxiliary critic, three heads on one residual network.
 
-    The critic only looks on: its gradient ends at the features. The auxiliary critic's does not;
-    it is there to put into the features what values need, and never asked for a value.
+    The critic's gradient stops at the features. The auxiliary critic's does not: it trains the
+    features to predict values, and its own values are not used.
     """
 
     def __init__(self, envs: gym.vector.VectorEnv):
@@ -203,11 +204,12 @@ class Agent(nn.Module):
         self.aux_critic = normed(nn.Linear(256, 1), 0.1)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
-        """Log-probabilities of all actions, the value, and the auxiliary critic's opinion of it."""
+        """Log-probabilities of all actions, the value, and the auxiliary critic's value."""
         pixels = obs.to(memory_format=torch.channels_last) / 255  # in this order faster
         features = self.network(pixels)
-        value, aux_value = self.critic(features.detach()), self.aux_critic(features)
-        return self.actor(features).log_softmax(-1), value.squeeze(-1), aux_value.squeeze(-1)
+        value = self.critic(features.detach()).squeeze(-1)
+        aux_value = self.aux_critic(features).squeeze(-1)
+        return self.actor(features).log_softmax(-1), value, aux_value
 
     # same as ppo_procgen.py
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
@@ -237,10 +239,11 @@ class Agent(nn.Module):
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -248,7 +251,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
@@ -256,11 +259,11 @@ def update(
     agent: Agent,
     optimizer: optim.Optimizer,
     args: Args,
-    teach_policy: bool,
-    teach_value: bool,
+    train_policy: bool,
+    train_value: bool,
     *minibatch: Tensor,
-) -> Tensor:
-    """One gradient step for policy, value or both; returns losses and diagnostics in log order."""
+) -> Losses:
+    """One gradient step of policy, value function or both; returns losses and diagnostics."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
@@ -274,23 +277,28 @@ def update(
         v_error = torch.max(v_error, (clipped_value - returns).square())
     v_loss = 0.5 * masked_mean(v_error, real)
     entropy = masked_mean(entropy, real)
-    # They share no parameter. What is left out gets no gradient at all, so Adam leaves it alone.
+    # They share no parameter. What is not trained has no gradient, so Adam does not change it.
     optimizer.zero_grad()
-    if teach_policy:
+    if train_policy:
         (pg_loss - args.ent_coef * entropy).backward()
-    if teach_value:
+    if train_value:
         (args.vf_coef * v_loss).backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
-def aux_update(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
-    """One gradient step on whole rollouts, (n, num_steps); returns its losses in log order."""
+def aux_update(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
+    """One gradient step on whole rollouts, (n, num_steps), in parts of --num-aux-rollouts."""
     steps = batch[-1].sum().clamp(min=1)
     optimizer.zero_grad()
     losses = []
@@ -298,13 +306,64 @@ def aux_update(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Ten
         obs, old_logprobs, returns, real = (x.flatten(0, 1) for x in part)
         logprobs, value, aux_value = agent(obs)
         kl = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1)  # KL(old || new)
-        errors = [0.5 * (x - returns).square() for x in (aux_value, value)]
-        kl_loss, aux_v_loss, v_loss = (torch.stack([kl, *errors]) * real).sum(1) / steps
+        aux_v_error = 0.5 * (aux_value - returns).square()
+        v_error = 0.5 * (value - returns).square()
+        errors = torch.stack([kl, aux_v_error, v_error])
+        kl_loss, aux_v_loss, v_loss = (errors * real).sum(1) / steps
         (args.beta_clone * kl_loss + aux_v_loss + v_loss).backward()
         losses.append(torch.stack([kl_loss, aux_v_loss, v_loss]).detach())
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
-    return torch.stack(losses).sum(0)
+    kl_loss, aux_v_loss, v_loss = torch.stack(losses).sum(0)
+    return {
+        "losses/aux/kl_loss": kl_loss,
+        "losses/aux/aux_value_loss": aux_v_loss,
+        "losses/aux/real_value_loss": v_loss,
+    }
+
+
+def learn_policy_phase(
+    learn: dict[tuple[bool, bool], Callable], batch: list[Tensor], args: Args
+) -> Losses:
+    """Epochs over one rollout, --e-policy of the policy and --v-value of the value function."""
+    policy_losses: list[Losses] = []
+    value_losses: list[Losses] = []
+    policy_epochs = args.e_policy
+    epoch = 0
+    while epoch < max(policy_epochs, args.v_value):
+        train_policy = epoch < policy_epochs
+        train_value = epoch < args.v_value
+        shuffled = torch.randperm(args.batch_size, device=batch[0].device)
+        losses = []
+        for indices in shuffled.split(args.minibatch_size):
+            losses.append(learn[train_policy, train_value](*(x[indices] for x in batch)))
+        epoch += 1
+        if train_value:
+            value_losses += losses
+        if train_policy:
+            policy_losses += losses
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+                policy_epochs = epoch  # the value function goes on
+    v_loss = mean_of(value_losses)["losses/value_loss"]
+    return mean_of(policy_losses) | {"losses/value_loss": v_loss}
+
+
+def learn_auxiliary_phase(
+    agent: Agent, learn: Callable, obs: np.ndarray, returns: Tensor, real: Tensor, args: Args
+) -> Losses:
+    """Epochs over all rollouts of a phase, (num_rollouts, num_steps): distil values into the
+    features, and keep the policy as it is now."""
+    parts = np.split(obs, args.num_rollouts // args.num_aux_rollouts)
+    with torch.no_grad():
+        old = [agent(to_device(x, returns.device).flatten(0, 1))[0] for x in parts]
+    old_logprobs = torch.cat(old).unflatten(0, returns.shape)
+    losses = []
+    for _ in range(args.e_auxiliary):
+        for indices in torch.randperm(args.num_rollouts).split(args.aux_minibatch_size):
+            chosen_obs = to_device(obs[indices.numpy()], returns.device)
+            rest = [x[indices.to(returns.device)] for x in (old_logprobs, returns, real)]
+            losses.append(learn(chosen_obs, *rest))
+    return mean_of(losses)
 
 
 if __name__ == "__main__":
@@ -319,10 +378,11 @@ if __name__ == "__main__":
     optimizer = optim.Adam(agent.parameters(), rate(), **adam)
     aux_optimizer = optim.Adam(agent.parameters(), rate(), **adam)  # other losses, other moments
     return_stats = RunningStats()
-    sample = run.accelerate(torch.no_grad()(agent.act_and_tell))
-    kinds = [(True, True), (True, False), (False, True)]  # teach policy, teach value function
-    learn = {kind: run.accelerate(partial(update, agent, optimizer, args, *kind)) for kind in kinds}
-    learn_aux = run.accelerate(partial(aux_update, agent, aux_optimizer, args))
+    sample = accelerate(torch.no_grad()(agent.act_and_tell), device, args)
+    learn = {}  # by (train policy, train value function)
+    for kind in [(True, True), (True, False), (False, True)]:
+        learn[kind] = accelerate(partial(update, agent, optimizer, args, *kind), device, args)
+    learn_aux = accelerate(partial(aux_update, agent, aux_optimizer, args), device, args)
 
     # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.
     shape = (args.num_steps, args.num_envs)
@@ -341,7 +401,6 @@ if __name__ == "__main__":
     state = dict(agent=agent, optimizer=optimizer, aux_optimizer=aux_optimizer)
     discounted = np.zeros_like(record[0])  # returns of the open episodes so far
     start = run.resume(args.num_phases, **state, returns=return_stats, envs=envs)
-    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start * args.n_iteration, args.num_iterations):
         phase, number = divmod(iteration, args.n_iteration)
         if args.anneal_lr:
@@ -352,18 +411,18 @@ if __name__ == "__main__":
         # Collect. Log-probabilities and values come with the actions: the network is large.
         rows = slice(number * args.num_envs, (number + 1) * args.num_envs)
         for step in range(args.num_steps):
-            phase_obs[rows, step] = next_obs
-            obs[step] = to_device(next_obs, device)
+            phase_obs[rows, step] = envs.obs
+            obs[step] = to_device(envs.obs, device)
             actions[step], logprobs[step], values[step] = sample(obs[step])
-            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, real
             # [step - 1] is the last row, of the rollout before, where step is 0
-            discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
-            ended = term | trunc
+            discounted[step] = reward + args.gamma * discounted[step - 1] * real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
         with torch.no_grad():
-            values[-1] = agent.get_value(to_device(next_obs, device))
+            values[-1] = agent.get_value(to_device(envs.obs, device))
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
@@ -372,60 +431,25 @@ if __name__ == "__main__":
         old_values = values.cpu()  # small and sequential: advantages are CPU work
         advantages = gae(rewards, old_values, terminated, done, args)
         returns = advantages + old_values[:-1]
-        phase_returns[rows], phase_real[rows] = returns.T.to(device), real.T.to(device)
+        phase_returns[rows] = returns.T.to(device)
+        phase_real[rows] = real.T.to(device)
         if args.adv_norm_fullbatch:
             kept = advantages[real > 0]
             advantages = (advantages - kept.mean()) / (kept.std() + 1e-8)
         rollout = (obs, actions, logprobs, old_values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
-        policy_losses, value_losses, epoch, policy_epochs = [], [], 0, args.e_policy
-        while epoch < max(policy_epochs, args.v_value):
-            teach_policy, teach_value = epoch < policy_epochs, epoch < args.v_value
-            shuffled = torch.randperm(args.batch_size, device=device)
-            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
-            losses = [learn[teach_policy, teach_value](*minibatch) for minibatch in minibatches]
-            epoch += 1
-            if teach_value:
-                value_losses += losses
-            if teach_policy:
-                policy_losses += losses
-                if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
-                    policy_epochs = epoch  # the value function learns on
-
-        v_loss = torch.stack(value_losses)[:, 0].mean()
-        means = torch.stack(policy_losses).mean(0)
-        _, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = means
         residual = (returns - old_values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
-        if number == args.n_iteration - 1:  # learn the phase's values anew, keep its policy
-            parts = np.split(phase_obs, args.num_rollouts // args.num_aux_rollouts)
-            with torch.no_grad():
-                old = [agent(to_device(x, device).flatten(0, 1))[0] for x in parts]
-            old_logprobs = torch.cat(old).unflatten(0, phase_shape)
-            aux_losses = []
-            for _ in range(args.e_auxiliary):
-                for chosen in torch.randperm(args.num_rollouts).split(args.aux_minibatch_size):
-                    rest = [x[chosen.to(device)] for x in (old_logprobs, phase_returns, phase_real)]
-                    minibatch = to_device(phase_obs[chosen.numpy()], device), *rest
-                    aux_losses.append(learn_aux(*minibatch))
-            kl_loss, aux_v_loss, real_v_loss = torch.stack(aux_losses).mean(0)
-            metrics["losses/aux/kl_loss"] = kl_loss
-            metrics["losses/aux/aux_value_loss"] = aux_v_loss
-            metrics["losses/aux/real_value_loss"] = real_v_loss
+        metrics = {"charts/learning_rate": optimizer.param_groups[0]["lr"]}
+        metrics |= learn_policy_phase(learn, batch, args)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
+        phase_ends = number == args.n_iteration - 1
+        if phase_ends:
+            phase_rollouts = (phase_obs, phase_returns, phase_real)
+            metrics |= learn_auxiliary_phase(agent, learn_aux, *phase_rollouts, args)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
-        phase_ends = number == args.n_iteration - 1  # so that none has to be saved half-done
-        if phase_ends and run.checkpoint(phase + 1):  # EnvPool cannot be saved: it starts new games
-            next_obs, ended = envs.obs, envs.ended
+        # Only whole phases are saved. EnvPool cannot be saved: it restarts.
+        if phase_ends and run.checkpoint(phase + 1):
             discounted[:] = 0
 
     run.finish(agent)

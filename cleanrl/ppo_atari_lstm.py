@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization (PPO) with an LSTM, which remembers where others stack frames.
+"""Proximal Policy Optimization (PPO) with an LSTM instead of stacked frames.
 
     python cleanrl/ppo_atari_lstm.py --env-id BreakoutNoFrameskip-v4
 
@@ -19,8 +19,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate
 
 
 @dataclass
@@ -104,46 +106,44 @@ def make_env(
 # same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 # same as ppo_atari.py
-def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Agent(nn.Module):
-    """Actor and critic, two heads on an LSTM, which hears from the convolutional network of DQN.
+    """Actor and critic, two heads on an LSTM behind the convolutional network of DQN.
 
-    Its memory is one tensor, (2, num_envs, 128): hidden state and cell state.
+    The state of the LSTM is one tensor, (2, num_envs, 128): hidden state and cell state.
     """
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
+        conv1 = layer_init(nn.Conv2d(1, 32, 8, stride=4))
+        conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
+        conv3 = layer_init(nn.Conv2d(64, 64, 3))
+        linear = layer_init(nn.Linear(64 * 7 * 7, 512))
+        relu = nn.ReLU()
         self.network = nn.Sequential(
-            *(layer_init(nn.Conv2d(1, 32, 8, stride=4)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
-            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
+            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
         )
         self.lstm = nn.LSTM(512, 128)
         for name, parameter in self.lstm.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
         self.critic = layer_init(nn.Linear(128, 1), std=1.0)
-        # small outputs at first: explore before having opinions
+        # nearly uniform at first
         self.actor = layer_init(nn.Linear(128, envs.single_action_space.n), std=0.01)
 
     # same as ppo_atari.py
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., frames, 84, 84)."""
+        """Features of images: bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -172,13 +172,14 @@ class Agent(nn.Module):
 
 
 def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Some environments' sequences, cut where episodes begin and packed for one call of the LSTM.
+    """Sequences of some environments, split at episode starts and packed for one LSTM call.
 
-    `first` is (num_steps, num_envs) and `state` the memory before the first of these steps. Returns
-    the steps of the packed episodes, as indices into the flat rollout, the memory each episode
-    begins with, and how many of them run on at each time.
+    `first` is (num_steps, num_envs), `state` the LSTM's state before the first of these steps.
+    Returns the steps of the packed episodes, as indices into the flat rollout, the initial state of
+    each episode, and the number of episodes at each time step.
     """
-    num_envs, device = first.shape[1], state.device
+    num_envs = first.shape[1]
+    device = state.device
     begins = first[:, columns].T.clone()
     begins[:, 0] = True  # of the rollout, if not of an episode
     steps = torch.arange(first.numel()).view_as(first)[:, columns].T.flatten()
@@ -186,7 +187,7 @@ def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor,
     episodes = sorted(episodes, key=len, reverse=True)
     packed = pack_sequence(episodes)
     start = torch.stack([episode[0] for episode in episodes]).to(device)
-    # what the rollout found under way goes on from there; the other episodes remember nothing
+    # an episode that was open when the rollout began has a state; the others begin with zeros
     state = state[:, start % num_envs] * (start < num_envs).unsqueeze(-1)
     return packed.data.to(device), state, packed.batch_sizes
 
@@ -194,10 +195,11 @@ def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor,
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -205,18 +207,17 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
-    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real, state, sizes = minibatch
     hidden = agent.remember(obs, state, sizes)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -236,10 +237,15 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
 if __name__ == "__main__":
@@ -253,39 +259,38 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
+    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
     learn = partial(update, agent, optimizer, args)  # no graph: shapes vary
 
-    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape = (args.num_steps + 1, *envs.observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
     actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     first = torch.ones(shape[:2], dtype=torch.bool, device=device)  # observation of an episode
-    # states[t] is the memory with which the agent sees obs[t], states[t + 1] the one after it
+    # states[t] is the LSTM's state before obs[t], states[t + 1] the one after it
     states = torch.zeros(args.num_steps + 2, 2, args.num_envs, 128, device=device)
 
     envs.reset(seed=args.seed)
     state = dict(agent=agent, optimizer=optimizer, envs=envs, first=first, states=states)
     start = run.resume(args.num_iterations, **state)
-    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
-            remaining = 1 - iteration / args.num_iterations
-            lr.fill_(remaining * args.learning_rate)
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # Collect. A rollout goes on where the last one ended, unless an episode begins there.
-        first[0], states[0] = first[-1], states[-2] * ~first[-1].unsqueeze(-1)
+        # Collect a rollout; it continues the last one, unless an episode begins there.
+        first[0] = first[-1]
+        states[0] = states[-2] * ~first[-1].unsqueeze(-1)
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(next_obs)
+            obs[step] = torch.as_tensor(envs.obs)
             actions[step], states[step + 1] = sample(obs[step], states[step], first[step])
-            first[step + 1] = torch.as_tensor(ended)  # what a reset returns begins an episode
-            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            ended = term | trunc
+            real = ~envs.ended  # the step after an episode's end only resets
+            first[step + 1] = torch.as_tensor(~real)
+            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
-        obs[-1] = torch.as_tensor(next_obs)
+        obs[-1] = torch.as_tensor(envs.obs)
         _, states[-1] = sample(obs[-1], states[-2], first[-1])
 
         # Learn
@@ -298,27 +303,19 @@ if __name__ == "__main__":
         returns = advantages + values[:-1]
         rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
-        losses, cuts = [], first[:-1].cpu()
+        losses = []
+        cuts = first[:-1].cpu()
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.num_envs)
             for columns in shuffled.split(args.num_envs // args.num_minibatches):
                 indices, state, sizes = pack(cuts, states[0], columns)
                 losses.append(learn(*(x[indices] for x in batch), state, sizes))
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
 
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
         run.checkpoint(iteration + 1)

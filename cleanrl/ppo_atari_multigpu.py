@@ -22,9 +22,14 @@ from torch import Tensor, distributed, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, OfAllRanks, SyncVectorEnv
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate
+
+TAGS = ["losses/value_loss", "losses/policy_loss", "losses/entropy"]
+TAGS += ["losses/old_approx_kl", "losses/approx_kl", "losses/clipfrac"]
 
 
 @dataclass
@@ -118,18 +123,15 @@ def make_env(
 
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
     first = args.rank * args.local_num_envs
-    return vector([one(i) for i in range(first, first + args.local_num_envs)])
+    numbers = range(first, first + args.local_num_envs)
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in numbers]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 # same as ppo_atari.py
-def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -141,18 +143,20 @@ class Agent(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
+        conv1 = layer_init(nn.Conv2d(4, 32, 8, stride=4))
+        conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
+        conv3 = layer_init(nn.Conv2d(64, 64, 3))
+        linear = layer_init(nn.Linear(64 * 7 * 7, 512))
+        relu = nn.ReLU()
         self.network = nn.Sequential(
-            *(layer_init(nn.Conv2d(4, 32, 8, stride=4)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
-            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
+            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
         )
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # small outputs at first: explore before having opinions
+        # nearly uniform at first
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
 
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., frames, 84, 84)."""
+        """Features of images: bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -176,10 +180,11 @@ class Agent(nn.Module):
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -187,17 +192,16 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
 def gradient(agent: Agent, args: Args, *minibatch: Tensor) -> Tensor:
-    """This rank's gradient as one row, and behind it the losses and diagnostics, in log order."""
+    """This rank's gradient as one vector, and behind it the losses and diagnostics of TAGS."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -217,21 +221,20 @@ def gradient(agent: Agent, args: Args, *minibatch: Tensor) -> Tensor:
     old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
     approx_kl = masked_mean(ratio - 1 - logratio, real)
     clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    metrics = torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
-    return torch.cat([*(g.flatten() for g in gradients), metrics])
+    losses = torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    return torch.cat([*(g.flatten() for g in gradients), losses])
 
 
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, total: Tensor) -> Tensor:
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, total: Tensor) -> Losses:
     """One step along the mean gradient of all ranks; returns their mean losses and diagnostics."""
     parameters = list(agent.parameters())
     sizes = [p.numel() for p in parameters]
-    rest = len(total) - sum(sizes)  # losses and diagnostics
-    *gradients, metrics = (total / args.world_size).split([*sizes, rest])
+    *gradients, losses = (total / args.world_size).split([*sizes, len(TAGS)])
     for parameter, flat in zip(parameters, gradients, strict=True):
         parameter.grad = flat.view_as(parameter)
     nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
     optimizer.step()
-    return metrics
+    return dict(zip(TAGS, losses, strict=True))
 
 
 def join_others(args: Args) -> None:
@@ -264,9 +267,9 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
-    differentiate = run.accelerate(partial(gradient, agent, args))
-    learn = run.accelerate(partial(update, agent, optimizer, args))
+    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
+    differentiate = accelerate(partial(gradient, agent, args), device, args)
+    learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # One rollout, (num_steps, local_num_envs). obs has one row more: what the last action led to.
     shape = (args.num_steps + 1, *envs.observation_space.shape)
@@ -277,24 +280,22 @@ if __name__ == "__main__":
     envs.reset(seed=args.seed + args.rank * args.local_num_envs)
     all_envs = OfAllRanks(envs, args.rank, args.world_size)
     start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=all_envs)
-    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         # Each rank samples for itself. It is seeded every time: a checkpoint has rank 0's state.
         torch.manual_seed(derive_seed(args.seed, iteration, args.rank))
         if args.anneal_lr:
-            remaining = 1 - iteration / args.num_iterations
-            lr.fill_(remaining * args.learning_rate)
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(next_obs)
+            obs[step] = torch.as_tensor(envs.obs)
             actions[step] = sample(obs[step])
-            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            ended = term | trunc
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
-        obs[-1] = torch.as_tensor(next_obs)
+        obs[-1] = torch.as_tensor(envs.obs)
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
@@ -308,27 +309,17 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.local_batch_size, device=device)
-            split = [x[shuffled].split(args.local_minibatch_size) for x in batch]
-            for minibatch in zip(*split, strict=True):
-                total = differentiate(*minibatch)
+            for indices in shuffled.split(args.local_minibatch_size):
+                total = differentiate(*(x[indices] for x in batch))
                 if args.world_size > 1:  # one message for all parameters
                     distributed.all_reduce(total)
                 losses.append(learn(total))
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
 
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
         run.checkpoint(iteration + 1)

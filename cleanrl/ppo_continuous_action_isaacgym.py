@@ -29,8 +29,10 @@ from cleanrl_utils.environments.torch_envs import (
     brax_name,
     make_tensor_envs,
 )
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate
 
 
 @dataclass
@@ -105,21 +107,22 @@ def make_env(
 
 
 # same as ppo.py
-def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
-    first, second = layer_init(nn.Linear(inputs, 256)), layer_init(nn.Linear(256, 256))
+    first = layer_init(nn.Linear(inputs, 256))
+    second = layer_init(nn.Linear(256, 256))
     last = layer_init(nn.Linear(256, outputs), std)
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
 # same as ppo_continuous_action.py
 class RunningStats(nn.Module):
-    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+    """Running mean and standard deviation, saved in checkpoints and models."""
 
     def __init__(self, *shape: int):
         super().__init__()
@@ -128,14 +131,14 @@ class RunningStats(nn.Module):
         self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
 
     def update(self, x: Tensor) -> None:
-        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
         self.count += len(x)
         weight = len(x) / self.count
         var, mean = torch.var_mean(x, 0, correction=0)
         delta = mean - self.mean
         self.mean += weight * delta
         var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
-        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
 # same as ppo_continuous_action.py
@@ -148,8 +151,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        # small outputs at first: explore before having opinions
-        self.actor = mlp(num_obs, num_actions, std=0.01)
+        self.actor = mlp(num_obs, num_actions, std=0.01)  # small at first
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
     def normalise(self, obs: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ class Agent(nn.Module):
 
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         obs = self.normalise(obs)
-        z = (actions - self.actor(obs)) / self.logstd.exp()  # a Gaussian, components independent
+        z = (actions - self.actor(obs)) / self.logstd.exp()  # of an independent Gaussian
         logprob = (-0.5 * z.square() - self.logstd - 0.5 * log(2 * pi)).sum(-1)
         entropy = (self.logstd + 0.5 * log(2 * pi * e)).sum().expand_as(logprob)
         return logprob, entropy, self.critic(obs).squeeze(-1)
@@ -173,10 +175,11 @@ class Agent(nn.Module):
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -184,18 +187,17 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
 # same as ppo.py
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
-    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -215,10 +217,15 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
 if __name__ == "__main__":
@@ -231,10 +238,10 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
-    learn = run.accelerate(partial(update, agent, optimizer, args))
+    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
+    learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
-    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape, num_actions = (args.num_steps, args.num_envs), envs.single_action_space.shape[0]
     num_obs = envs.single_observation_space.shape[0]
     obs = torch.zeros(args.num_steps + 1, args.num_envs, num_obs, device=device)
@@ -246,8 +253,7 @@ if __name__ == "__main__":
     next_obs = envs.observe()
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
-            remaining = 1 - iteration / args.num_iterations
-            lr.fill_(remaining * args.learning_rate)
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
         # Collect. Nothing leaves the GPU, nobody waits for it.
         for step in range(args.num_steps):
@@ -270,25 +276,16 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.batch_size, device=device)
-            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
-            losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+            for indices in shuffled.split(args.minibatch_size):
+                losses.append(learn(*(x[indices] for x in batch)))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
         if args.norm_obs:
-            agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: what acted is what learnt
+            agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: the update used the old ones
 
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
         run.log_rollout(episodic_returns.cpu(), episodic_lengths.cpu(), global_step)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)

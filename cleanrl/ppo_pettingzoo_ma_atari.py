@@ -18,8 +18,10 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.multi_agent import EachPlayer, count_players, make_game
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
+from cleanrl_utils.speed.graphs import accelerate
 
 
 @dataclass
@@ -101,20 +103,17 @@ def make_env(
 
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
     players = count_players(args.env_id)
     each = f"the {players} players of {args.env_id}"
     require(args.num_envs % players == 0, f"--num-envs must be a multiple of {each}")
-    return vector([one(i) for i in range(args.num_envs // players)])
+    games = range(args.num_envs // players)
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in games]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 # same as ppo_atari.py
-def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -123,26 +122,28 @@ def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
 class Agent(nn.Module):
     """Actor and critic, two heads on the convolutional network of DQN's Nature paper.
 
-    One network plays all sides: it sees who it is in channels that follow those of the frames.
+    One network plays for all players: channels behind those of the frames say for which one.
     """
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
         players, channels, *_ = envs.single_observation_space.shape
+        conv1 = layer_init(nn.Conv2d(channels, 32, 8, stride=4))
+        conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
+        conv3 = layer_init(nn.Conv2d(64, 64, 3))
+        linear = layer_init(nn.Linear(64 * 7 * 7, 512))
+        relu = nn.ReLU()
         self.network = nn.Sequential(
-            *(layer_init(nn.Conv2d(channels, 32, 8, stride=4)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
-            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
-            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
+            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
         )
         scale = torch.tensor([1 / 255] * (channels - players) + [1] * players)  # 0 or 1 stay so
         self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # small outputs at first: explore before having opinions
+        # nearly uniform at first
         self.actor = layer_init(nn.Linear(512, envs.single_action_space.nvec[0]), std=0.01)
 
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., 4 + players, 84, 84)."""
+        """Features of images: bytes, (..., 4 + players, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels * self.scale).unflatten(0, obs.shape[:-3])
 
@@ -169,10 +170,11 @@ class Agent(nn.Module):
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -180,18 +182,17 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
 # same as ppo.py
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
-    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -211,10 +212,15 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
 if __name__ == "__main__":
@@ -227,11 +233,12 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
-    learn = run.accelerate(partial(update, agent, optimizer, args))
+    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
+    learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # One rollout, (num_steps, games, players). obs has one row more: what the last actions led to.
-    obs_shape, action_shape = envs.observation_space.shape, envs.action_space.shape
+    obs_shape = envs.observation_space.shape
+    action_shape = envs.action_space.shape
     obs = torch.zeros(args.num_steps + 1, *obs_shape, dtype=torch.uint8, device=device)
     actions = torch.zeros(args.num_steps, *action_shape, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, *action_shape), np.float32)
@@ -240,28 +247,26 @@ if __name__ == "__main__":
     ended = np.zeros(action_shape, bool)  # of each player
     state = dict(agent=agent, optimizer=optimizer, envs=envs, ended=ended)
     start = run.resume(args.num_iterations, **state)
-    next_obs = envs.obs
     ended |= envs.ended[:, None]
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
-            remaining = 1 - iteration / args.num_iterations
-            lr.fill_(remaining * args.learning_rate)
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(next_obs)
+            obs[step] = torch.as_tensor(envs.obs)
             actions[step] = sample(obs[step])
-            next_obs, _, _, trunc, infos = envs.step(actions[step].cpu().numpy())
-            reward, term, trunc = infos["rewards"], infos["dead"], trunc[:, None]
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            ended[:] = term | trunc
+            _, _, _, trunc, infos = envs.step(actions[step].cpu().numpy())
+            done = infos["dead"] | trunc[:, None]
+            record[:, step] = infos["rewards"], infos["dead"], done, ~ended
+            ended[:] = done  # the step after it only resets
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)  # the first player's
             for i in np.flatnonzero(infos.get("_returns", [])):
                 for player, total in enumerate(infos["returns"][i]):
-                    length, suffix = infos["episode"]["l"][i], f"-player{player}"
-                    run.log_episode(total, length, global_step, suffix)
-        obs[-1] = torch.as_tensor(next_obs)
+                    length = infos["episode"]["l"][i]
+                    run.log_episode(total, length, global_step, suffix=f"-player{player}")
+        obs[-1] = torch.as_tensor(envs.obs)
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
@@ -275,23 +280,14 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.batch_size, device=device)
-            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
-            losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+            for indices in shuffled.split(args.minibatch_size):
+                losses.append(learn(*(x[indices] for x in batch)))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
 
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
         run.checkpoint(iteration + 1)

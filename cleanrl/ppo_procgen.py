@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import to_device
+from cleanrl_utils.speed.graphs import accelerate, to_device
 
 
 @dataclass
@@ -103,7 +104,7 @@ def make_envs(args: Args) -> Pool:
 
 
 # same as ppo.py
-def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -111,7 +112,7 @@ def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
 
 # same as ppo_continuous_action.py
 class RunningStats(nn.Module):
-    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+    """Running mean and standard deviation, saved in checkpoints and models."""
 
     def __init__(self, *shape: int):
         super().__init__()
@@ -120,14 +121,14 @@ class RunningStats(nn.Module):
         self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
 
     def update(self, x: Tensor) -> None:
-        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
         self.count += len(x)
         weight = len(x) / self.count
         var, mean = torch.var_mean(x, 0, correction=0)
         delta = mean - self.mean
         self.mean += weight * delta
         var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
-        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
 class Residual(nn.Module):
@@ -161,7 +162,7 @@ class Agent(nn.Module):
         super().__init__()
         self.network = impala(*envs.single_observation_space.shape)
         self.critic = layer_init(nn.Linear(256, 1), std=1.0)
-        # small outputs at first: explore before having opinions
+        # nearly uniform at first
         self.actor = layer_init(nn.Linear(256, envs.single_action_space.n), std=0.01)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
@@ -194,10 +195,11 @@ class Agent(nn.Module):
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -205,18 +207,17 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
 # same as ppo.py
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
-    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -236,10 +237,15 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
 if __name__ == "__main__":
@@ -253,8 +259,8 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     return_stats = RunningStats()
-    sample = run.accelerate(torch.no_grad()(agent.act_and_tell))
-    learn = run.accelerate(partial(update, agent, optimizer, args))
+    sample = accelerate(torch.no_grad()(agent.act_and_tell), device, args)
+    learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.
     shape = (args.num_steps, args.num_envs)
@@ -268,25 +274,23 @@ if __name__ == "__main__":
     discounted = np.zeros_like(record[0])  # returns of the open episodes so far
     state = dict(agent=agent, optimizer=optimizer, returns=return_stats, envs=envs)
     start = run.resume(args.num_iterations, **state)
-    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
-            remaining = 1 - iteration / args.num_iterations
-            lr.fill_(remaining * args.learning_rate)
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
         # Collect. Log-probabilities and values come with the actions: the network is large.
         for step in range(args.num_steps):
-            obs[step] = to_device(next_obs, device)
+            obs[step] = to_device(envs.obs, device)
             actions[step], logprobs[step], values[step] = sample(obs[step])
-            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, real
             # [step - 1] is the last row, of the rollout before, where step is 0
-            discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
-            ended = term | trunc
+            discounted[step] = reward + args.gamma * discounted[step - 1] * real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
         with torch.no_grad():
-            values[-1] = agent.get_value(to_device(next_obs, device))
+            values[-1] = agent.get_value(to_device(envs.obs, device))
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
@@ -300,27 +304,17 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.batch_size, device=device)
-            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
-            losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+            for indices in shuffled.split(args.minibatch_size):
+                losses.append(learn(*(x[indices] for x in batch)))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
 
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - old_values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
-        if run.checkpoint(iteration + 1):  # EnvPool cannot be saved: it starts new games
-            next_obs, ended = envs.obs, envs.ended
+        if run.checkpoint(iteration + 1):  # EnvPool cannot be saved: it restarts
             discounted[:] = 0
 
     run.finish(agent)

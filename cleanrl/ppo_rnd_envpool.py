@@ -18,9 +18,11 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.envpool import Pool
 from cleanrl_utils.environments.making import make
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import to_device
+from cleanrl_utils.speed.graphs import accelerate, to_device
+from cleanrl_utils.speed.inference import PolicyOnDevice
 
 STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be learnt by heart
 
@@ -125,7 +127,7 @@ def make_envs(args: Args) -> Pool:
 
 
 # same as ppo_atari.py
-def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -133,7 +135,7 @@ def layer_init(layer: nn.Conv2d | nn.Linear, std: float = 2**0.5) -> nn.Module:
 
 # same as ppo_continuous_action.py
 class RunningStats(nn.Module):
-    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+    """Running mean and standard deviation, saved in checkpoints and models."""
 
     def __init__(self, *shape: int):
         super().__init__()
@@ -142,23 +144,22 @@ class RunningStats(nn.Module):
         self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
 
     def update(self, x: Tensor) -> None:
-        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
         self.count += len(x)
         weight = len(x) / self.count
         var, mean = torch.var_mean(x, 0, correction=0)
         delta = mean - self.mean
         self.mean += weight * delta
         var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
-        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
-def convolutions(frames: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """Those of DQN's Nature paper: 3,136 features."""
-    return [
-        *(layer_init(nn.Conv2d(frames, 32, 8, stride=4)), activation()),
-        *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), activation()),
-        *(layer_init(nn.Conv2d(64, 64, 3)), activation(), nn.Flatten()),
-    ]
+def convolutions(frames: int, activation: nn.Module) -> list[nn.Module]:
+    """The convolutional layers of DQN's Nature paper; they have 3,136 outputs."""
+    conv1 = layer_init(nn.Conv2d(frames, 32, 8, stride=4))
+    conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
+    conv3 = layer_init(nn.Conv2d(64, 64, 3))
+    return [conv1, activation, conv2, activation, conv3, activation, nn.Flatten()]
 
 
 class Residual(nn.Sequential):
@@ -167,39 +168,44 @@ class Residual(nn.Sequential):
 
 
 class Agent(nn.Module):
-    """Actor and critic on one network; and two networks whose difference is curiosity.
+    """Actor and critic on one network, and two networks whose difference is the intrinsic reward.
 
-    The target says something random about each frame. The predictor learns what it says, but can
-    only know it of frames like those it has seen: its error is how new a frame is.
+    The target is a random function of a frame. The predictor learns it from the frames that were
+    visited, so its error is large where a frame is new.
     """
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
         self.network = nn.Sequential(
-            *convolutions(4, nn.ReLU),
-            *(layer_init(nn.Linear(64 * 7 * 7, 256)), nn.ReLU()),
-            *(layer_init(nn.Linear(256, 448)), nn.ReLU()),
+            *convolutions(4, nn.ReLU()),
+            layer_init(nn.Linear(64 * 7 * 7, 256)),
+            nn.ReLU(),
+            layer_init(nn.Linear(256, 448)),
+            nn.ReLU(),
         )
         extra = Residual(layer_init(nn.Linear(448, 448), std=0.1), nn.ReLU())
-        # two values of each observation: of the game's rewards, and of curiosity
+        # two values of each observation: of the extrinsic and of the intrinsic rewards
         self.critic = nn.Sequential(extra, layer_init(nn.Linear(448, 2), std=0.01))
-        # small outputs at first: explore before having opinions
+        # nearly uniform at first
         output = layer_init(nn.Linear(448, envs.single_action_space.n), std=0.01)
         self.actor = nn.Sequential(layer_init(nn.Linear(448, 448), std=0.01), nn.ReLU(), output)
 
-        self.target = nn.Sequential(
-            *(*convolutions(1, nn.LeakyReLU), layer_init(nn.Linear(64 * 7 * 7, 512))),
-        ).requires_grad_(False)
+        target = [*convolutions(1, nn.LeakyReLU()), layer_init(nn.Linear(64 * 7 * 7, 512))]
+        self.target = nn.Sequential(*target).requires_grad_(False)
         self.predictor = nn.Sequential(
-            *convolutions(1, nn.LeakyReLU),
-            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU()),
-            *(layer_init(nn.Linear(512, 512)), nn.ReLU(), layer_init(nn.Linear(512, 512))),
+            *convolutions(1, nn.LeakyReLU()),
+            layer_init(nn.Linear(64 * 7 * 7, 512)),
+            nn.ReLU(),
+            layer_init(nn.Linear(512, 512)),
+            nn.ReLU(),
+            layer_init(nn.Linear(512, 512)),
         )
-        self.frame_stats, self.curiosity_stats = RunningStats(84, 84), RunningStats()
+        self.frame_stats = RunningStats(84, 84)
+        self.curiosity_stats = RunningStats()
 
     # same as ppo_atari.py
     def features(self, obs: Tensor) -> Tensor:
-        """Of bytes, (..., frames, 84, 84)."""
+        """Features of images: bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -223,7 +229,7 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
     def prediction_error(self, frames: Tensor) -> Tensor:
-        """Squared, in each of 512 features of single frames of bytes, (..., 84, 84)."""
+        """Squared error of the predictor in each of 512 features; frames: bytes, (..., 84, 84)."""
         normalised = (frames - self.frame_stats.mean) / self.frame_stats.std
         pixels = normalised.clamp(-5, 5).flatten(0, -3).unsqueeze(1)
         error = (self.predictor(pixels) - self.target(pixels)).square()
@@ -231,8 +237,9 @@ class Agent(nn.Module):
 
 
 def discounted_sums(rewards: Tensor, before: Tensor, gamma: float) -> Tensor:
-    """Of each environment's rewards so far: as large as returns, without knowing the future."""
-    sums, last = torch.empty_like(rewards), before
+    """Discounted sums of each environment's past rewards: as large as returns."""
+    sums = torch.empty_like(rewards)
+    last = before
     for t in range(len(rewards)):
         sums[t] = last = rewards[t] + gamma * last
     return sums
@@ -242,10 +249,11 @@ def gae(
     rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, gamma: Tensor, args: Args
 ) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs, 2), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -253,17 +261,16 @@ def gae(
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
-    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, frames, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -275,7 +282,7 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     if args.clip_vloss:
         clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
         v_error = torch.max(v_error, (clipped_value - returns).square())
-    # Curiosity never ends: in its world a reset, too, is a step to somewhere, which has a value.
+    # The intrinsic return does not end with an episode: reset steps count for its value.
     v_loss = 0.5 * (masked_mean(v_error[:, 0], real) + v_error[:, 1].mean())
     entropy = masked_mean(entropy, real)
     chosen = (torch.rand_like(real) < args.update_proportion).float()
@@ -286,11 +293,16 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    diagnostics = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, fwd_loss]
-    return torch.stack(diagnostics).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+        "losses/fwd_loss": fwd_loss,
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
 if __name__ == "__main__":
@@ -303,22 +315,23 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    policy = run.oracle(torch.no_grad()(partial(agent.act, greedy=False)))
-    learn = run.accelerate(partial(update, agent, optimizer, args))
+    policy = PolicyOnDevice(partial(agent.act, greedy=False), device, args)
+    learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
-    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape = (args.num_steps + 1, args.num_envs, *envs.single_observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
     actions = np.zeros((args.num_steps, args.num_envs), np.int64)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
-    # Two streams of rewards, the game's and curiosity: only one of them has ends.
-    gamma, episodic = torch.tensor([args.gamma, args.int_gamma]), torch.tensor([1.0, 0.0])
+    # Two rewards, extrinsic and intrinsic: only the return of the first ends with an episode.
+    gamma = torch.tensor([args.gamma, args.int_gamma])
+    episodic = torch.tensor([1.0, 0.0])
     coefs = torch.tensor([args.ext_coef, args.int_coef])
-    felt = torch.zeros(args.num_envs)  # discounted sums of curiosity so far
+    last_sums = torch.zeros(args.num_envs)  # discounted sums of past intrinsic rewards
 
-    state = dict(agent=agent, optimizer=optimizer, felt=felt, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, last_sums=last_sums, envs=envs)
     start = run.resume(args.num_iterations, **state)
-    if start == 0:  # random steps show what frames look like
+    if start == 0:  # random steps initialise the observation statistics
         warm_up = args.num_iterations_obs_norm_init
         run.say(f"{warm_up * args.batch_size:,} random steps come first, for statistics of frames")
         for _ in range(warm_up):
@@ -327,25 +340,23 @@ if __name__ == "__main__":
                 obs[step] = to_device(envs.step(action)[0], device)
             agent.frame_stats.update(obs[:-1, :, -1].flatten(0, 1).float())
         envs.restart()
-    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
-            remaining = 1 - iteration / args.num_iterations
-            lr.fill_(remaining * args.learning_rate)
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         games = []  # that ended: at which step of the run, and where in the rollout
         for step in range(args.num_steps):
-            obs[step] = policy.ask(next_obs)  # which are then on the device
-            actions[step] = policy.answer()
-            next_obs, reward, term, trunc, infos = envs.step(actions[step])
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            ended = term | trunc
+            obs[step] = policy.start(envs.obs)  # the same observations, on the device
+            actions[step] = policy.result()
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step])
+            record[:, step] = reward, term, term | trunc, real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step, average=20)
             if "_episode" in infos:
                 games += [(global_step, step, i) for i in np.flatnonzero(infos["_episode"])]
-        obs[-1] = to_device(next_obs, device)
+        obs[-1] = to_device(envs.obs, device)
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
@@ -357,12 +368,13 @@ if __name__ == "__main__":
             curiosity = agent.prediction_error(frames).sum(-1).cpu() / 2
         at_end = [curiosity[step, i].item() for _, step, i in games]
         run.log_columns([game[0] for game in games], {"charts/episode_curiosity_reward": at_end})
-        sums = discounted_sums(curiosity, felt, args.int_gamma)
-        felt.copy_(sums[-1])
+        sums = discounted_sums(curiosity, last_sums, args.int_gamma)
+        last_sums.copy_(sums[-1])
         agent.curiosity_stats.update(sums.flatten().to(device))
         agent.frame_stats.update(frames.flatten(0, 1).float())
         rewards = torch.stack([rewards, curiosity / agent.curiosity_stats.std.cpu()], -1)
-        terminated, done = (x.unsqueeze(-1) * episodic for x in (terminated, done))
+        terminated = terminated.unsqueeze(-1) * episodic
+        done = done.unsqueeze(-1) * episodic
         advantages = gae(rewards, values, terminated, done, gamma, args)
         returns = advantages + values[:-1]
         advantages = advantages @ coefs
@@ -371,29 +383,17 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.batch_size, device=device)
-            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
-            losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+            for indices in shuffled.split(args.minibatch_size):
+                losses.append(learn(*(x[indices] for x in batch)))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
 
-        means = torch.stack(losses).mean(0)
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, fwd_loss = means
-        returns, values = returns[..., 0], values[..., 0]  # of the game
-        residual = (returns - values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/fwd_loss": fwd_loss,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
+        extrinsic = returns[..., 0][real > 0]
+        residual = extrinsic - values[:-1, ..., 0][real > 0]
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (extrinsic.var() + 1e-8)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
-        if run.checkpoint(iteration + 1):  # EnvPool cannot be saved: it starts new games
-            next_obs, ended = envs.obs, envs.ended
+        run.checkpoint(iteration + 1)  # EnvPool cannot be saved: it restarts
 
     run.finish(agent)

@@ -18,8 +18,10 @@ from torch.nn import functional as F
 
 from cleanrl_utils.environments.making import make
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate
 
 LONGEST = 1024  # steps of an episode that have a learned position of their own
 
@@ -116,117 +118,126 @@ def make_env(
 # same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
-def layer_init(layer: Any, std: float = 2**0.5) -> Any:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Layer(nn.Module):
-    """Attention to what this layer took in at earlier steps, then a linear layer."""
+    """Attention to this layer's inputs of earlier steps, then a linear layer."""
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
         self.num_heads = num_heads
-        self.norm_query, self.norm_memory, self.norm = (nn.LayerNorm(dim) for _ in range(3))
-        square = [layer_init(nn.Linear(dim, dim), std=1.0) for _ in range(4)]
-        self.query, self.key, self.value, self.out = square
+        self.norm_query = nn.LayerNorm(dim)
+        self.norm_memory = nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim)
+        self.query = layer_init(nn.Linear(dim, dim), std=1.0)
+        self.key = layer_init(nn.Linear(dim, dim), std=1.0)
+        self.value = layer_init(nn.Linear(dim, dim), std=1.0)
+        self.out = layer_init(nn.Linear(dim, dim), std=1.0)
         self.linear = layer_init(nn.Linear(dim, dim))
 
     def forward(self, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
-        """(num_envs, queries, dim) of x; memory has keys for queries; `visible` says who sees whom.
-
-        Each is normalised on its way in and what comes out is added: x itself passes untouched.
-        """
+        """x is (num_envs, queries, dim), memory (num_envs, keys, dim); `visible` is the attention
+        mask, (num_envs, queries, keys). Pre-norm: inputs are normalised, the residual is not."""
         memory = self.norm_memory(memory)
-        all_heads = self.query(self.norm_query(x)), self.key(memory), self.value(memory)
-        apart = [z.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for z in all_heads]
-        query, key, value = apart  # (num_envs, num_heads, queries or keys, dim / num_heads)
-        scores = query @ key.mT / query.shape[-1] ** 0.5  # of a head's size: variance 1
+        projections = [self.query(self.norm_query(x)), self.key(memory), self.value(memory)]
+        heads = [z.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for z in projections]
+        query, key, value = heads  # (num_envs, num_heads, queries or keys, dim / num_heads)
+        scores = query @ key.mT / query.shape[-1] ** 0.5  # variance 1
         visible = visible.unsqueeze(1)
-        # the last factor is for the first step of an episode: who sees nothing hears nothing
+        # the last factor: the first step of an episode has no memory to attend to
         weights = scores.masked_fill(~visible, -1e9).softmax(-1) * visible
         x = x + self.out((weights @ value).transpose(1, 2).flatten(2))
         return x + self.linear(self.norm(x)).relu()
 
 
 class Agent(nn.Module):
-    """Actor and critic, two heads on a transformer, which hears from an encoder of observations.
+    """Actor and critic, two heads on a transformer, whose input is an encoding of observations.
 
-    Its memory is what each layer took in at the last steps, (num_layers, num_envs, steps, dim),
-    and how many steps each episode is old.
+    Its memory is the inputs of each layer at the last steps, (num_layers, num_envs, steps, dim),
+    and the number of steps of each open episode.
     """
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
-        shape, space = envs.single_observation_space.shape, envs.single_action_space
-        self.pictures, self.action_shape = len(shape) == 3, space.shape
+        shape = envs.single_observation_space.shape
+        space = envs.single_action_space
+        self.pictures = len(shape) == 3
+        self.action_shape = space.shape
         self.sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))).tolist()
-        self.marks, self.length = args.trxl_positional_encoding, args.trxl_memory_length
+        self.encoding = args.trxl_positional_encoding
+        self.length = args.trxl_memory_length
         dim = args.trxl_dim
         if self.pictures:
-            self.encoder = nn.Sequential(
-                *(layer_init(nn.Conv2d(shape[-1], 32, 8, stride=4)), nn.ReLU()),
-                *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU()),
-                *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(), nn.Flatten()),
-                *(layer_init(nn.Linear(64 * 7 * 7, dim)), nn.ReLU()),
-            )
+            conv1 = layer_init(nn.Conv2d(shape[-1], 32, 8, stride=4))
+            conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
+            conv3 = layer_init(nn.Conv2d(64, 64, 3))
+            linear = layer_init(nn.Linear(64 * 7 * 7, dim))
+            relu = nn.ReLU()
+            convs = [conv1, relu, conv2, relu, conv3, relu]
+            self.encoder = nn.Sequential(*convs, nn.Flatten(), linear, relu)
         else:
             self.encoder = layer_init(nn.Linear(shape[0], dim))
         self.register_buffer("waves", 1e4 ** (-torch.arange(0, dim, 2) / dim), persistent=False)
-        if self.marks == "learned":
+        if self.encoding == "learned":
             self.learned = nn.Parameter(torch.randn(LONGEST, dim))
         layers = [Layer(dim, args.trxl_num_heads) for _ in range(args.trxl_num_layers)]
         self.layers = nn.ModuleList(layers)
         self.hidden = nn.Sequential(layer_init(nn.Linear(dim, dim)), nn.ReLU())
         self.critic = layer_init(nn.Linear(dim, 1), std=1.0)
-        # small outputs at first: explore before having opinions
+        # nearly uniform at first
         self.actor = layer_init(nn.Linear(dim, sum(self.sizes)), std=0.1)
         if args.reconstruction_coef > 0:
             self.decoder = nn.Sequential(  # the encoder backwards
-                *(layer_init(nn.Linear(dim, 64 * 7 * 7)), nn.ReLU(), nn.Unflatten(1, (64, 7, 7))),
-                *(layer_init(nn.ConvTranspose2d(64, 64, 3)), nn.ReLU()),
-                *(layer_init(nn.ConvTranspose2d(64, 32, 4, stride=2)), nn.ReLU()),
+                layer_init(nn.Linear(dim, 64 * 7 * 7)),
+                nn.ReLU(),
+                nn.Unflatten(1, (64, 7, 7)),
+                layer_init(nn.ConvTranspose2d(64, 64, 3)),
+                nn.ReLU(),
+                layer_init(nn.ConvTranspose2d(64, 32, 4, stride=2)),
+                nn.ReLU(),
                 layer_init(nn.ConvTranspose2d(32, shape[-1], 8, stride=4)),
             )
 
     def features(self, obs: Tensor) -> Tensor:
-        """Of vectors, (..., n), or of bytes, (..., 84, 84, channels)."""
+        """Features of vectors, (..., n), or images: bytes, (..., 84, 84, channels)."""
         if not self.pictures:
             return self.encoder(obs)
         pixels = obs.flatten(0, -4).permute(0, 3, 1, 2)
         return self.encoder(pixels / 255).unflatten(0, obs.shape[:-3])
 
-    def place(self, positions: Tensor) -> Tensor:
-        """The mark of these positions in an episode, (..., dim)."""
-        if self.marks == "learned":
+    def encode(self, positions: Tensor) -> Tensor:
+        """The positional encoding of steps of an episode, (..., dim)."""
+        if self.encoding == "learned":
             return self.learned[positions.clamp(0, LONGEST - 1)]
         angles = positions.unsqueeze(-1) * self.waves
-        return torch.cat([angles.sin(), angles.cos()], -1) * (self.marks == "absolute")
+        return torch.cat([angles.sin(), angles.cos()], -1) * (self.encoding == "absolute")
 
     def attend(
         self, obs: Tensor, memory: Tensor, positions: Tensor, visible: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states of some steps of each environment, (num_envs, steps, ...), and what their
-        layers took in, which later steps remember; `positions` are those of the memory."""
-        x, places, inputs = self.features(obs), self.place(positions), []
+        """Hidden states of some steps of each environment, (num_envs, steps, ...), and the layers'
+        inputs, which later steps attend to; `positions` are those of the memory."""
+        x = self.features(obs)
+        encodings = self.encode(positions)
+        inputs = []
         for layer, remembered in zip(self.layers, memory, strict=True):
             inputs.append(x)
-            x = layer(x, remembered + places, visible)
+            x = layer(x, remembered + encodings, visible)
         return self.hidden(x), torch.stack(inputs)
 
     def step(self, obs: Tensor, memory: Tensor, position: Tensor, greedy: bool = False) -> tuple:
-        """Actions, hidden states and what to remember of one step, with the steps before it."""
-        ages, now = torch.arange(self.length, 0, -1, device=obs.device), position.unsqueeze(1)
+        """Actions, hidden states and layer inputs of one step, given the memory of those before."""
+        ages = torch.arange(self.length, 0, -1, device=obs.device)
+        now = position.unsqueeze(1)
         visible = (ages <= now).unsqueeze(1)  # as of `window`
         hidden, inputs = self.attend(obs.unsqueeze(1), memory, now - ages, visible)
         logits = self.actor(hidden[:, 0])
@@ -242,7 +253,8 @@ class Agent(nn.Module):
 
     def act(self, obs: Tensor, state: tuple, first: Tensor, greedy: bool = True) -> tuple:
         """Actions and the new state; `first` marks observations that an episode begins with."""
-        memory, position = state[0], state[1] * ~first
+        memory, position = state
+        position = position * ~first
         actions, _, inputs = self.step(obs, memory, position, greedy)
         return actions, (torch.cat([memory[:, :, 1:], inputs.unsqueeze(2)], 2), position + 1)
 
@@ -256,10 +268,10 @@ class Agent(nn.Module):
 
 
 def window(steps: Tensor, positions: Tensor, length: int) -> Tensor:
-    """Which rows of memory these steps of a rollout may look at, (num_envs, steps, rows).
+    """Attention mask: the rows of memory that steps of a rollout see, (num_envs, steps, rows).
 
-    A rollout stands in memory behind `length` older rows. A step sees that many rows before its own
-    if they belong to its episode; `positions` counts, for each row, its episode's rows before it.
+    In memory, `length` older rows precede the rollout. A step sees as many rows before its own if
+    they belong to its episode; `positions` has, for each row, the step of its episode.
     """
     rows = length + steps
     ages = rows.unsqueeze(-1) - torch.arange(positions.shape[1], device=rows.device)
@@ -269,10 +281,11 @@ def window(steps: Tensor, positions: Tensor, length: int) -> Tensor:
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -280,7 +293,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
@@ -292,11 +305,11 @@ def update(
     memory: Tensor,
     positions: Tensor,
     *minibatch: Tensor,
-) -> Tensor:
-    """One gradient step; returns the losses and diagnostics of its minibatch, in log order.
+) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch.
 
-    Minibatches are (num_envs, some steps). All find their past in the memory of the whole rollout,
-    as the layers took it in then; no gradient goes there.
+    Minibatches are (num_envs, some steps). Their steps attend to the memory of the whole rollout,
+    the layers' inputs as they were when it was collected; no gradient goes there.
     """
     obs, actions, logprobs, values, advantages, returns, real, steps = minibatch
     visible = window(steps, positions, args.trxl_memory_length)
@@ -304,7 +317,6 @@ def update(
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -316,7 +328,7 @@ def update(
     if args.clip_vloss:
         clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
         v_error = torch.max(v_error, (clipped_value - returns).square())
-    v_loss = masked_mean(v_error, real)  # not half of it, as elsewhere
+    v_loss = masked_mean(v_error, real)  # without PPO's factor 0.5
     entropy = masked_mean(entropy, real)
     loss = pg_loss - ent_coef * entropy + args.vf_coef * v_loss
     r_loss = torch.zeros_like(loss)
@@ -330,11 +342,16 @@ def update(
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    kept = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, r_loss]
-    return torch.stack(kept).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+        "losses/reconstruction_loss": r_loss,
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
 if __name__ == "__main__":
@@ -351,51 +368,55 @@ if __name__ == "__main__":
     ent_coef = torch.tensor(args.init_ent_coef, device=device)
     optimizer = optim.AdamW(agent.parameters(), lr, fused=True, capturable=device.type == "cuda")
 
-    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     kind = torch.uint8 if agent.pictures else torch.float32
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, dtype=kind, device=device)
     shape = (args.num_steps, args.num_envs, *agent.action_shape)
     actions = torch.zeros(shape, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     hidden = torch.zeros(args.num_steps + 1, args.num_envs, args.trxl_dim, device=device)
-    # What layers took in, and where in its episode: the end of the last rollout, then this one.
+    # Inputs of the layers and positions in episodes: the end of the last rollout, then this one.
     length = args.trxl_memory_length
     rows = (args.num_envs, length + args.num_steps)
     memory = torch.zeros(args.trxl_num_layers, *rows, args.trxl_dim, device=device)
     positions = torch.zeros(rows, dtype=torch.long, device=device)
 
-    sample = run.accelerate(torch.no_grad()(agent.step))
-    learn = run.accelerate(partial(update, agent, optimizer, args, ent_coef, memory, positions))
-    position = np.zeros(args.num_envs, int)  # of the next observation in its episode
+    sample = accelerate(torch.no_grad()(agent.step), device, args)
+    learn = accelerate(
+        partial(update, agent, optimizer, args, ent_coef, memory, positions), device, args
+    )
+    position = np.zeros(args.num_envs, int)  # of the next observation, in its episode
     envs.reset(seed=args.seed)
     state = dict(agent=agent, optimizer=optimizer, envs=envs)
     state |= dict(memory=memory, positions=positions, position=position)
     start = run.resume(args.num_iterations, **state)
-    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         remaining = max(0, 1 - iteration * args.batch_size / args.anneal_steps)
         lr = optimizer.param_groups[0]["lr"]
         lr.fill_(args.final_lr + remaining * (args.init_lr - args.final_lr))
         ent_coef.fill_(args.final_ent_coef + remaining * (args.init_ent_coef - args.final_ent_coef))
 
-        # Collect. Each step looks back at `length` rows of memory and then becomes the next one.
+        # Collect a rollout. Each step attends to `length` rows of memory and becomes the next row.
         memory[:, :, :length] = memory[:, :, -length:].clone()
         positions[:, :length] = positions[:, -length:].clone()
         episodes = []
         for step in range(args.num_steps):
             row = length + step
-            obs[step], positions[:, row] = torch.as_tensor(next_obs), torch.as_tensor(position)
-            seen = obs[step], memory[:, :, step:row], positions[:, row]
-            actions[step], hidden[step], memory[:, :, row] = sample(*seen)
-            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
-            position[:] = np.where(ended, 0, position + 1)  # what a reset returns begins an episode
-            ended = term | trunc
+            obs[step] = torch.as_tensor(envs.obs)
+            positions[:, row] = torch.as_tensor(position)
+            past = memory[:, :, step:row]
+            actions[step], hidden[step], memory[:, :, row] = sample(
+                obs[step], past, positions[:, row]
+            )
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, real
+            position[:] = np.where(real, position + 1, 0)
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
             if "_episode" in infos:
                 episodes.append([infos["episode"][key][infos["_episode"]] for key in "rlt"])
-        obs[-1] = torch.as_tensor(next_obs)
+        obs[-1] = torch.as_tensor(envs.obs)
         now = torch.as_tensor(position, device=device)
         _, hidden[-1], _ = sample(obs[-1], memory[:, :, -length:], now)
 
@@ -408,31 +429,21 @@ if __name__ == "__main__":
         returns = advantages + values[:-1]
         rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
         batch = [x.transpose(0, 1).to(device) for x in rollout]
-        losses, every = [], torch.arange(args.num_envs, device=device).unsqueeze(1)
+        losses = []
+        every_env = torch.arange(args.num_envs, device=device).unsqueeze(1)
         for _ in range(args.update_epochs):
             shuffled = torch.rand(args.num_envs, args.num_steps, device=device).argsort(1)
             for steps in shuffled.split(args.num_steps // args.num_minibatches, 1):
-                losses.append(learn(*(x[every, steps] for x in batch), steps))
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+                losses.append(learn(*(x[every_env, steps] for x in batch), steps))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
 
-        means = torch.stack(losses).mean(0)
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, r_loss = means
         residual = (returns - values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "charts/entropy_coefficient": ent_coef,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/reconstruction_loss": r_loss,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-            "episode/value_mean": masked_mean(values[:-1], real),
-            "episode/advantage_mean": masked_mean(advantages, real),
-        }
+        metrics = {"charts/learning_rate": lr, "charts/entropy_coefficient": ent_coef}
+        metrics |= mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
+        metrics["episode/value_mean"] = masked_mean(values[:-1], real)
+        metrics["episode/advantage_mean"] = masked_mean(advantages, real)
         if episodes:  # of this rollout; none may have ended in it
             tags = ("episode/r_mean", "episode/l_mean", "episode/t_mean")
             metrics |= zip(tags, np.concatenate(episodes, 1).mean(1), strict=True)

@@ -21,10 +21,12 @@ from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
 from cleanrl_utils.running.evaluation import load_teacher
-from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.losses import Losses, Means
 from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import inference
 
 
 @dataclass
@@ -80,14 +82,15 @@ class Args(PixelArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.teacher_turns = self.teacher_steps // self.num_envs
-        self.online_turn = self.teacher_turns + self.offline_steps  # the first one of the student
-        self.num_turns = self.online_turn + self.total_timesteps // self.num_envs
-        steps = self.teacher_turns * self.num_envs, self.offline_steps, self.total_timesteps
+        self.teacher_iterations = self.teacher_steps // self.num_envs
+        self.online_start = self.teacher_iterations + self.offline_steps
+        self.num_iterations = self.online_start + self.total_timesteps // self.num_envs
+        steps = self.teacher_iterations * self.num_envs, self.offline_steps, self.total_timesteps
         self.phases = dict(zip(("teacher", "offline", "online"), steps, strict=True))
         require(min(steps) >= 0, "--teacher-steps and --offline-steps must not be negative")
-        require(self.num_turns > self.online_turn, "--total-timesteps must be at least --num-envs")
-        data = self.teacher_turns > 0 or self.offline_steps == 0
+        plays = self.num_iterations > self.online_start
+        require(plays, "--total-timesteps must be at least --num-envs")
+        data = self.teacher_iterations > 0 or self.offline_steps == 0
         require(data, "--offline-steps needs --teacher-steps of at least --num-envs to learn from")
         require(self.temperature > 0, "--temperature must be greater than 0")
         two = self.teacher_model is not None and self.teacher_policy_hf_repo is not None
@@ -127,13 +130,9 @@ def make_env(
 # same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 # same as ppo_procgen.py
@@ -163,17 +162,17 @@ def impala(channels: int, height: int, width: int) -> nn.Sequential:
 
 
 class QNetwork(nn.Sequential):
-    """The value of every action, by IMPALA's residual network."""
+    """Q-values of all actions, by the residual network of IMPALA."""
 
     def __init__(self, envs: gym.vector.VectorEnv):
         network = impala(*envs.single_observation_space.shape)
         super().__init__(network, nn.Linear(256, envs.single_action_space.n))
 
     def forward(self, obs: Tensor) -> Tensor:
-        return super().forward(obs / 255)  # of bytes, (batch, 4, 84, 84)
+        return super().forward(obs / 255)  # obs: bytes, (batch, 4, 84, 84)
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self(obs).argmax(-1)  # exploration is the training loop's
+        return self(obs).argmax(-1)  # the training loop explores
 
 
 # same as dqn.py
@@ -185,7 +184,7 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
 def act(
     q_values: Callable, obs: np.ndarray, epsilon: float, rng: np.random.Generator, num_actions: int
 ) -> np.ndarray:
-    """The best actions, except where an environment explores, by a coin of its own."""
+    """Greedy actions, or with probability epsilon random ones, independently per environment."""
     explore = rng.random(len(obs)) < epsilon
     actions = rng.integers(num_actions, size=len(obs))
     if not explore.all():
@@ -195,7 +194,7 @@ def act(
 
 def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) -> float:
     """max(1 - student's / teacher's return, 0); 1 until the student has played enough episodes."""
-    # by the size of the teacher's, so that a student below a teacher below 0 still learns from it
+    # divided by the absolute value, so that it is positive for negative returns as well
     behind = (teacher_return - returns.mean()) / (abs(teacher_return) or 1)
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
 
@@ -208,26 +207,30 @@ def update(
     distill_coeff: Tensor,
     args: Args,
     *batch: Tensor,
-) -> Tensor:
-    """One gradient step; returns its losses and the mean of the predicted values."""
+) -> Losses:
+    """One gradient step; returns its losses and the mean predicted Q-value."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         best_next = target_network(next_obs).amax(1)
         td_target = rewards + args.gamma * best_next * (1 - terminated)
         teacher_logprobs = (teacher(obs) / args.temperature).log_softmax(1)
     all_values = q_network(obs)
     q_values = all_values.gather(1, actions.unsqueeze(1)).squeeze(1)
     td_loss = F.mse_loss(q_values, td_target)
-    # KL divergence from the student's policy to the teacher's: summed over actions, a mean over
-    # the batch, like the TD loss
+    # KL(teacher || student) of their softmax policies, averaged over the batch
     logprobs = (all_values / args.temperature).log_softmax(1)
     distill_loss = (teacher_logprobs.exp() * (teacher_logprobs - logprobs)).sum(1).mean()
     loss = td_loss + distill_coeff * distill_loss
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return torch.stack([loss, td_loss, distill_loss, q_values.mean()]).detach()
+    return {
+        "losses/loss": loss.detach(),
+        "losses/td_loss": td_loss.detach(),
+        "losses/distill_loss": distill_loss.detach(),
+        "losses/q_values": q_values.detach().mean(),
+    }
 
 
 # same as dqn.py
@@ -238,8 +241,12 @@ def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> 
         target.lerp_(source, tau)
 
 
-TAGS = ["losses/loss", "losses/td_loss", "losses/distill_loss", "losses/q_values"]
-OFFLINE = ["charts/offline/loss", "charts/offline/q_loss", "charts/offline/distill_loss"]
+# tags of the offline phase
+OFFLINE = {
+    "losses/loss": "charts/offline/loss",
+    "losses/td_loss": "charts/offline/q_loss",
+    "losses/distill_loss": "charts/offline/distill_loss",
+}
 
 if __name__ == "__main__":
     args = parse_args(Args)
@@ -250,73 +257,84 @@ if __name__ == "__main__":
     num_actions = envs.single_action_space.n
 
     teacher = load_teacher(args, envs, ["dqn_atari", run.script.stem], device)
-    q_network, target_network = QNetwork(envs).to(device), QNetwork(envs).to(device)
+    q_network = QNetwork(envs).to(device)
+    target_network = QNetwork(envs).to(device)
     target_network.load_state_dict(q_network.state_dict())
     adam = dict(fused=True, capturable=device.type == "cuda")
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     memory = make_memory(FrameReplayBuffer, envs, args, device)
-    teacher_q_values, q_values = run.inference(teacher), run.inference(q_network)
-    sample = partial(memory.sample, args.batch_size)
-    losses = Means(*TAGS)
+    teacher_q_values = inference(teacher, device, args)
+    q_values = inference(q_network, device, args)
+    losses = Means()
     distill_coeff = torch.full((), args.distill_weight, device=device)
-    networks = q_network, target_network, teacher
-    update_networks = partial(update, *networks, optimizer, distill_coeff, args)
-    learn = run.accelerate(update_networks, sample, losses)
+    networks = (q_network, target_network, teacher)
+    train = accelerate(partial(update, *networks, optimizer, distill_coeff, args), device, args)
+
+    @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
+    def learn() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        losses.add(train(*batch))
+
     rng = np.random.default_rng(args.seed)
-    teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
+    teacher_return = np.zeros(())
+    returns = np.full(10, np.nan)  # of the student's latest episodes
 
     state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
     state |= dict(teacher=teacher, memory=memory, losses=losses, distill_coeff=distill_coeff)
     state |= dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **state, envs=envs)
-    obs, ended = envs.obs, envs.ended
+    start = run.resume(args.num_iterations, **state, envs=envs)
+    obs = envs.obs
+    ended = envs.ended
     if start == 0:
         teacher_return[...] = np.mean(run.play(teacher, args.teacher_eval_episodes, args.end_e))
         run.log({"charts/teacher/avg_episodic_return": teacher_return}, 0)
         run.say(f"the teacher's mean return is {teacher_return:.2f}")
 
-    # First phase: the teacher plays, with less and less chance, and fills the memory.
-    for turn in range(start, args.teacher_turns):
-        steps = turn * args.num_envs
+    # Teacher phase: the teacher fills the memory, with fewer and fewer random actions.
+    for iteration in range(start, args.teacher_iterations):
+        steps = iteration * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
         actions = act(teacher_q_values, obs, epsilon, rng, num_actions)
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, steps + args.num_envs, "teacher/")
-        run.checkpoint(turn + 1)
+        run.checkpoint(iteration + 1)
 
-    # Second phase: the student learns from what the teacher did, and from what it would do.
-    for turn in range(max(start, args.teacher_turns), args.online_turn):
+    # Offline phase: the student learns from the teacher's transitions and Q-values.
+    for iteration in range(max(start, args.teacher_iterations), args.online_start):
         learn()
-        step = turn - args.teacher_turns + 1
+        step = iteration - args.teacher_iterations + 1
         global_step = args.phases["teacher"] + step
         if step % args.target_network_frequency == 0:
             update_target(q_network, target_network, args.tau)
         if step % 100 == 0 or step == args.offline_steps:
-            run.log(dict(zip(OFFLINE, losses.take().values(), strict=False)), global_step)
+            means = losses.take()
+            run.log({OFFLINE[tag]: means[tag] for tag in OFFLINE}, global_step)
         if step % 100_000 == 0 or step == args.offline_steps:
             played = run.play(q_network, args.teacher_eval_episodes, args.end_e)
             run.log({"charts/offline/avg_episodic_return": np.mean(played)}, global_step)
         run.evaluate(q_network, global_step)
-        run.checkpoint(turn + 1)
+        run.checkpoint(iteration + 1)
 
-    # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
-    for turn in range(max(start, args.online_turn), args.num_turns):
-        if turn == args.online_turn:
+    # Online phase: DQN; the better the student is, the smaller is the distillation loss's weight.
+    for iteration in range(max(start, args.online_start), args.num_iterations):
+        if iteration == args.online_start:
             memory.clear()
-            envs.reset(seed=derive_seed(args.seed, turn))
-            obs, ended = envs.obs, envs.ended
+            envs.reset(seed=derive_seed(args.seed, iteration))
+            obs = envs.obs
+            ended = envs.ended
 
         # Act.
-        steps = (turn - args.online_turn) * args.num_envs
+        steps = (iteration - args.online_start) * args.num_envs
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
         for step in range(steps + 1, steps + args.num_envs + 1):
             global_step = args.phases["teacher"] + args.offline_steps + step
             learning = step > args.learning_starts
@@ -328,15 +346,16 @@ if __name__ == "__main__":
                 charts = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff}
                 run.log(losses.take() | charts, global_step)
 
-        # Step, and remember it unless it only reset an environment whose episode had ended.
+        # Step the environments; a step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         if "_episode" in infos:
             returns[:] = [*returns, *infos["episode"]["r"][infos["_episode"]]][-len(returns) :]
             distill_coeff.fill_(get_distill_coeff(returns, float(teacher_return), args))
         run.evaluate(q_network, global_step)
-        run.checkpoint(turn + 1)
+        run.checkpoint(iteration + 1)
 
     run.finish(q_network)

@@ -83,14 +83,15 @@ class Args(RunArgs):
     # same as qdagger_dqn_atari_impalacnn.py
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.teacher_turns = self.teacher_steps // self.num_envs
-        self.online_turn = self.teacher_turns + self.offline_steps  # the first one of the student
-        self.num_turns = self.online_turn + self.total_timesteps // self.num_envs
-        steps = self.teacher_turns * self.num_envs, self.offline_steps, self.total_timesteps
+        self.teacher_iterations = self.teacher_steps // self.num_envs
+        self.online_start = self.teacher_iterations + self.offline_steps
+        self.num_iterations = self.online_start + self.total_timesteps // self.num_envs
+        steps = self.teacher_iterations * self.num_envs, self.offline_steps, self.total_timesteps
         self.phases = dict(zip(("teacher", "offline", "online"), steps, strict=True))
         require(min(steps) >= 0, "--teacher-steps and --offline-steps must not be negative")
-        require(self.num_turns > self.online_turn, "--total-timesteps must be at least --num-envs")
-        data = self.teacher_turns > 0 or self.offline_steps == 0
+        plays = self.num_iterations > self.online_start
+        require(plays, "--total-timesteps must be at least --num-envs")
+        data = self.teacher_iterations > 0 or self.offline_steps == 0
         require(data, "--offline-steps needs --teacher-steps of at least --num-envs to learn from")
         require(self.temperature > 0, "--temperature must be greater than 0")
         two = self.teacher_model is not None and self.teacher_policy_hf_repo is not None
@@ -130,13 +131,9 @@ def make_env(
 # same as dqn_atari_jax.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 def residual(x: Array) -> Array:
@@ -188,7 +185,7 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
 def act(
     q_values: Callable, obs: np.ndarray, epsilon: float, rng: np.random.Generator, num_actions: int
 ) -> np.ndarray:
-    """The best actions, except where an environment explores, by a coin of its own."""
+    """Greedy actions, or with probability epsilon random ones, independently per environment."""
     explore = rng.random(len(obs)) < epsilon
     actions = rng.integers(num_actions, size=len(obs))
     if not explore.all():
@@ -199,7 +196,7 @@ def act(
 # same as qdagger_dqn_atari_impalacnn.py
 def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) -> float:
     """max(1 - student's / teacher's return, 0); 1 until the student has played enough episodes."""
-    # by the size of the teacher's, so that a student below a teacher below 0 still learns from it
+    # divided by the absolute value, so that it is positive for negative returns as well
     behind = (teacher_return - returns.mean()) / (abs(teacher_return) or 1)
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
 
@@ -307,7 +304,7 @@ if __name__ == "__main__":
     state = dict(train=learner.init(), replay=memory.init(), sums=nothing, teacher=teacher)
     known = dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **state, **known, envs=envs)
+    start = run.resume(args.num_iterations, **state, **known, envs=envs)
     obs, ended = envs.obs, envs.ended
     train, replay, sums, teacher = (run.state[name] for name in state)
     del state  # a resumed run has read its own: let go of the other memory
@@ -319,7 +316,7 @@ if __name__ == "__main__":
     distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
 
     # First phase: the teacher plays, with less and less chance, and fills the memory.
-    for turn in range(start, args.teacher_turns):
+    for turn in range(start, args.teacher_iterations):
         steps = turn * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
         actions = act(partial(teacher_q_values, teacher), obs, epsilon, rng, num_actions)
@@ -330,9 +327,9 @@ if __name__ == "__main__":
         run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
     # Second phase: the student learns from what the teacher did, and from what it would do.
-    for turn in range(max(start, args.teacher_turns), args.online_turn):
+    for turn in range(max(start, args.teacher_iterations), args.online_start):
         train, sums = learn(train, teacher, distill_coeff, sums, replay)
-        step = turn - args.teacher_turns + 1
+        step = turn - args.teacher_iterations + 1
         global_step = args.phases["teacher"] + step
         if step % args.target_network_frequency == 0:
             train = update_target(train)
@@ -347,14 +344,14 @@ if __name__ == "__main__":
         run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
 
     # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
-    for turn in range(max(start, args.online_turn), args.num_turns):
-        if turn == args.online_turn:
+    for turn in range(max(start, args.online_start), args.num_iterations):
+        if turn == args.online_start:
             replay = clear(replay)
             envs.reset(seed=derive_seed(args.seed, turn))
             obs, ended = envs.obs, envs.ended
 
         # Act.
-        steps = (turn - args.online_turn) * args.num_envs
+        steps = (turn - args.online_start) * args.num_envs
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(partial(q_values, train.q_network), obs, epsilon, rng, num_actions)

@@ -18,8 +18,10 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
+from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate
 
 
 @dataclass
@@ -97,16 +99,13 @@ def make_env(
 # same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    return SyncVectorEnv([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return SyncVectorEnv(thunks)
 
 
 # same as ppo.py
-def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -114,14 +113,15 @@ def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
 
 # same as ppo.py
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
-    first, second = layer_init(nn.Linear(inputs, 64)), layer_init(nn.Linear(64, 64))
+    first = layer_init(nn.Linear(inputs, 64))
+    second = layer_init(nn.Linear(64, 64))
     last = layer_init(nn.Linear(64, outputs), std)
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
 # same as ppo_continuous_action.py
 class RunningStats(nn.Module):
-    """Mean and standard deviation of everything seen so far, kept in checkpoints and models."""
+    """Running mean and standard deviation, saved in checkpoints and models."""
 
     def __init__(self, *shape: int):
         super().__init__()
@@ -130,14 +130,14 @@ class RunningStats(nn.Module):
         self.register_buffer("count", torch.tensor(0.0, dtype=torch.float64))
 
     def update(self, x: Tensor) -> None:
-        """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+        """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
         self.count += len(x)
         weight = len(x) / self.count
         var, mean = torch.var_mean(x, 0, correction=0)
         delta = mean - self.mean
         self.mean += weight * delta
         var = (1 - weight) * self.std.square() + weight * (var + (1 - weight) * delta.square())
-        self.std.copy_(var.sqrt().clamp(min=1e-4))  # what never changed is not divided by 0
+        self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
 class Agent(nn.Module):
@@ -149,8 +149,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        # small outputs at first: explore before having opinions
-        self.actor = mlp(num_obs, num_actions, std=0.01)
+        self.actor = mlp(num_obs, num_actions, std=0.01)  # small at first
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
     def normalise(self, obs: Tensor) -> Tensor:
@@ -169,7 +168,7 @@ class Agent(nn.Module):
         obs = self.normalise(obs)
         mean = self.actor(obs)
         mean = mean + torch.empty_like(mean).uniform_(-alpha, alpha)  # none but in the update
-        z = (actions - mean) / self.logstd.exp()  # a Gaussian, components independent
+        z = (actions - mean) / self.logstd.exp()  # of an independent Gaussian
         logprob = (-0.5 * z.square() - self.logstd - 0.5 * log(2 * pi)).sum(-1)
         entropy = (self.logstd + 0.5 * log(2 * pi * e)).sum().expand_as(logprob)
         return logprob, entropy, self.critic(obs).squeeze(-1)
@@ -178,10 +177,11 @@ class Agent(nn.Module):
 # same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
-    # A truncated episode bootstraps from its real last observation, which is the next row's.
+    # A truncated episode bootstraps from its last observation, which is in the next row.
     delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
-    decay = args.gamma * args.gae_lambda * (1 - done)  # no sum goes beyond the end of an episode
-    advantages, last = torch.empty_like(delta), torch.zeros_like(delta[0])
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         advantages[t] = last = delta[t] + decay[t] * last
     return advantages
@@ -189,17 +189,16 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 
 # same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Tensor:
-    """One gradient step; returns the losses and diagnostics of its minibatch, in log order."""
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions, args.rpo_alpha)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-
     if args.norm_adv:
         centred = advantages - masked_mean(advantages, real)
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
@@ -219,10 +218,15 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
-    old_approx_kl = masked_mean(-logratio, real)  # http://joschu.net/blog/kl-approx.html
-    approx_kl = masked_mean(ratio - 1 - logratio, real)
-    clipfrac = masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real)
-    return torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
 
 
 if __name__ == "__main__":
@@ -237,10 +241,10 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     return_stats = RunningStats()
-    sample = run.accelerate(torch.no_grad()(partial(agent.act, greedy=False)))
-    learn = run.accelerate(partial(update, agent, optimizer, args))
+    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
+    learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
-    # One rollout, (num_steps, num_envs). obs has one row more: what the last action led to.
+    # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
@@ -250,24 +254,22 @@ if __name__ == "__main__":
     state = dict(agent=agent, optimizer=optimizer, envs=envs)
     state |= dict(returns=return_stats, discounted=discounted)
     start = run.resume(args.num_iterations, **state)
-    next_obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
-            remaining = 1 - iteration / args.num_iterations
-            lr.fill_(remaining * args.learning_rate)
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # Collect. Only actions are needed now; the rest is computed in one go afterwards.
+        # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(next_obs)
+            obs[step] = torch.as_tensor(envs.obs)
             actions[step] = sample(obs[step])
-            next_obs, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
-            record[:, step] = reward, term, term | trunc, ~ended  # after an end, a step only resets
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            record[:, step] = reward, term, term | trunc, real
             # [step - 1] is the last row, of the rollout before, where step is 0
-            discounted[step] = reward + args.gamma * discounted[step - 1] * ~ended
-            ended = term | trunc
+            discounted[step] = reward + args.gamma * discounted[step - 1] * real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
-        obs[-1] = torch.as_tensor(next_obs)
+        obs[-1] = torch.as_tensor(envs.obs)
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
@@ -283,24 +285,15 @@ if __name__ == "__main__":
         losses = []
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.batch_size, device=device)
-            minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
-            losses += [learn(*minibatch) for minibatch in minibatches]
-            if args.target_kl is not None and losses[-1][4] > args.target_kl:  # approx_kl
+            for indices in shuffled.split(args.minibatch_size):
+                losses.append(learn(*(x[indices] for x in batch)))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
-        agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: what acted is what learnt
+        agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: the update used the old ones
 
-        v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac = torch.stack(losses).mean(0)
         residual = (returns - values[:-1])[real > 0]
-        metrics = {
-            "charts/learning_rate": lr,
-            "losses/value_loss": v_loss,
-            "losses/policy_loss": pg_loss,
-            "losses/entropy": entropy,
-            "losses/old_approx_kl": old_approx_kl,
-            "losses/approx_kl": approx_kl,
-            "losses/clipfrac": clipfrac,
-            "losses/explained_variance": 1 - residual.var() / (returns[real > 0].var() + 1e-8),
-        }
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
         run.log(metrics, global_step)
         run.evaluate(agent, global_step)
         run.checkpoint(iteration + 1)

@@ -21,9 +21,11 @@ from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
-from cleanrl_utils.running.metrics import Means
+from cleanrl_utils.running.losses import Losses, Means
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import PolicyOnDevice
 
 
 @dataclass
@@ -63,8 +65,8 @@ class Args(PixelArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_turns = self.total_timesteps // self.num_envs
-        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
         starts = self.num_envs  # the first gradient step needs something to learn from
         require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
@@ -101,13 +103,9 @@ def make_env(
 # same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
-
-    def one(i: int) -> Callable:
-        seed = args.seed + i
-        return make_env(args.env_id, seed, i, args.capture_video, video_folder, **args.env_settings)
-
-    vector = AsyncVectorEnv if args.async_envs else SyncVectorEnv
-    return vector([one(i) for i in range(args.num_envs)])
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
 def layer_init(layer: nn.Conv2d | nn.Linear) -> nn.Module:
@@ -117,24 +115,29 @@ def layer_init(layer: nn.Conv2d | nn.Linear) -> nn.Module:
 
 
 class Network(nn.Sequential):
-    """The convolutional network of DQN's Nature paper, one number for each action."""
+    """The convolutional network of DQN's Nature paper, with one output per action."""
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__(
-            *(layer_init(nn.Conv2d(4, 32, 8, stride=4)), nn.ReLU(inplace=True)),
-            *(layer_init(nn.Conv2d(32, 64, 4, stride=2)), nn.ReLU(inplace=True)),
-            *(layer_init(nn.Conv2d(64, 64, 3)), nn.ReLU(inplace=True), nn.Flatten()),
-            *(layer_init(nn.Linear(64 * 7 * 7, 512)), nn.ReLU(inplace=True)),
+            layer_init(nn.Conv2d(4, 32, 8, stride=4)),
+            nn.ReLU(inplace=True),
+            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+            nn.ReLU(inplace=True),
+            layer_init(nn.Conv2d(64, 64, 3)),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+            layer_init(nn.Linear(64 * 7 * 7, 512)),
+            nn.ReLU(inplace=True),
             layer_init(nn.Linear(512, envs.single_action_space.n)),
         )
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Of bytes, (batch, 4, 84, 84)."""
+        """obs: bytes, (batch, 4, 84, 84)"""
         return super().forward(obs.to(memory_format=torch.channels_last) / 255)  # faster
 
 
 class Actor(Network):
-    """Its numbers are the logits of a policy."""
+    """The policy; its outputs are logits."""
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         logits = self(obs)
@@ -151,16 +154,17 @@ class Critics(nn.Module):
         self.networks = nn.ModuleList([Network(envs), Network(envs)])
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Both values of each action: (2, batch, actions)."""
+        """The Q-values of both, (2, batch, actions)."""
         return torch.stack([network(obs) for network in self.networks])
 
 
 class Agent(nn.Module):
-    """Everything that learns, and the slow copies that targets are computed with."""
+    """All networks: those that are trained, and their target networks."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
-        self.actor, self.critics = Actor(envs), Critics(envs)
+        self.actor = Actor(envs)
+        self.critics = Critics(envs)
         self.target_critics = deepcopy(self.critics).requires_grad_(False)
         log_alpha = 0.0 if args.autotune else math.log(args.alpha)
         self.log_alpha = nn.Parameter(torch.tensor(log_alpha), requires_grad=args.autotune)
@@ -168,11 +172,11 @@ class Agent(nn.Module):
 
 
 # same as ddpg_continuous_action.py
-def descend(loss: Tensor, optimizer: optim.Optimizer) -> None:
-    """One step down the loss for the optimizer's own parameters, whatever else it depends on."""
+def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
+    """One gradient step of the optimizer's own parameters."""
     parameters = [x for group in optimizer.param_groups for x in group["params"]]
-    for x, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        x.grad = gradient.contiguous()  # as Adam wants it; cuDNN may lay it out otherwise
+    optimizer.zero_grad()
+    loss.backward(inputs=parameters)  # faster: no gradients of other networks' weights
     optimizer.step()
 
 
@@ -183,24 +187,32 @@ def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> 
     torch._foreach_lerp_(list(target_network.parameters()), list(network.parameters()), tau)
 
 
-def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
-    """One gradient step of both critics; returns their values, losses and mean loss."""
+def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
+    """One gradient step of both critics; returns their mean Q-values and their losses."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Actions are few, so the expectation over the policy is a sum, not a sample.
+        # Actions are discrete: the expectation over the policy is a sum, not a sample.
         logprobs = agent.actor(next_obs).log_softmax(-1)
         next_q = agent.target_critics(next_obs).amin(0) - agent.log_alpha.exp() * logprobs
         next_value = (logprobs.exp() * next_q).sum(-1)
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         targets = rewards + args.gamma * (1 - terminated) * next_value
     q = agent.critics(obs).gather(-1, actions.expand(2, -1).unsqueeze(-1)).squeeze(-1)
     losses = (q - targets).square().mean(1)
-    descend(losses.sum(), optimizer)
-    return torch.cat([q.mean(1), losses, losses.mean(0, keepdim=True)]).detach()
+    gradient_step(losses.sum(), optimizer)
+    qf1_values, qf2_values = q.detach().mean(1)
+    qf1_loss, qf2_loss = losses.detach()
+    return {
+        "losses/qf1_values": qf1_values,
+        "losses/qf2_values": qf2_values,
+        "losses/qf1_loss": qf1_loss,
+        "losses/qf2_loss": qf2_loss,
+        "losses/qf_loss": losses.detach().mean(),
+    }
 
 
-def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Tensor:
-    """One gradient step of the policy, and of the temperature if it is tuned."""
+def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
+    """One gradient step of the policy, and of the entropy coefficient if it is tuned."""
     obs = batch[0]
     alpha = agent.log_alpha.exp()
     logprobs = agent.actor(obs).log_softmax(-1)
@@ -210,8 +222,12 @@ def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: 
     actor_loss = (probs * (alpha.detach() * logprobs - q)).sum(-1).mean()
     entropy = -(probs * logprobs).sum(-1).mean().detach()
     alpha_loss = alpha * (entropy - agent.target_entropy)
-    descend(actor_loss + alpha_loss, optimizer)
-    return torch.stack([actor_loss, alpha, alpha_loss]).detach()
+    gradient_step(actor_loss + alpha_loss, optimizer)
+    return {
+        "losses/actor_loss": actor_loss.detach(),
+        "losses/alpha": alpha.detach(),
+        "losses/alpha_loss": alpha_loss.detach(),
+    }
 
 
 if __name__ == "__main__":
@@ -229,51 +245,63 @@ if __name__ == "__main__":
     if args.autotune:
         policy_optimizer.add_param_group({"params": [agent.log_alpha], "lr": args.policy_lr})
     memory = make_memory(FrameReplayBuffer, envs, args, device)
-    sample = partial(memory.sample, args.batch_size)
-    q_tags = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"]
-    q_losses = Means(*(f"losses/{tag}" for tag in q_tags))
-    policy_losses = Means("losses/actor_loss", "losses/alpha", "losses/alpha_loss")
-    policy = run.oracle(torch.no_grad()(partial(agent.actor.act, greedy=False)))
-    q_update = partial(update_critics, agent, q_optimizer, args)
-    learn_q = run.accelerate(q_update, sample, q_losses)
-    policy_update = partial(update_policy, agent, policy_optimizer, args)
-    learn_policy = run.accelerate(policy_update, sample, policy_losses)
-    follow = run.accelerate(partial(update_target, agent.critics, agent.target_critics, args.tau))
+    policy = PolicyOnDevice(partial(agent.actor.act, greedy=False), device, args)
+    train_q = accelerate(partial(update_critics, agent, q_optimizer, args), device, args)
+    train_policy = accelerate(partial(update_policy, agent, policy_optimizer, args), device, args)
+    q_losses = Means()
+    policy_losses = Means()
+
+    @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
+    def learn_q() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        q_losses.add(train_q(*batch))
+
+    @partial(capture, device=memory.device, args=args)
+    def learn_policy() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        policy_losses.add(train_policy(*batch))
+
+    targets = partial(update_target, agent.critics, agent.target_critics, args.tau)
+    update_targets = accelerate(targets, device, args)
     rng = np.random.default_rng(args.seed)
 
-    learners = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
-    logs = dict(q_losses=q_losses, policy_losses=policy_losses)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **learners, memory=memory, **logs, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
-    for turn in range(start, args.num_turns):
-        # Act: at random at first. Later a GPU is asked, but not waited for yet.
-        at_random = turn * args.num_envs < args.learning_starts
-        if not at_random:
-            policy.ask(obs)
+    state = dict(agent=agent, q_optimizer=q_optimizer, policy_optimizer=policy_optimizer)
+    state |= dict(memory=memory, q_losses=q_losses, policy_losses=policy_losses, rng=rng, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    obs = envs.obs
+    ended = envs.ended
+    for iteration in range(start, args.num_iterations):
+        steps = iteration * args.num_envs  # so far
 
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+        # Choose actions: random ones at first, then the policy's, which a GPU starts to compute.
+        at_random = steps < args.learning_starts
+        if not at_random:
+            policy.start(obs)
+
+        # Learn; a GPU does so while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(steps + 1, steps + args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.update_frequency == 0:
                 learn_q()
                 learn_policy()
             if learning and global_step % args.target_network_frequency == 0:
-                follow()
+                update_targets()
             if global_step % 100 == 0:
                 run.log(q_losses.take() | policy_losses.take(), global_step)
 
-        # Step, and remember it unless it only reset an environment whose episode had ended.
+        # Step the environments; a step that only reset one of them is not stored.
         if at_random:
             actions = rng.integers(envs.single_action_space.n, size=args.num_envs)
         else:
-            actions = policy.answer()
+            actions = policy.result()
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         run.evaluate(agent.actor, global_step)
-        run.checkpoint(turn + 1)
+        run.checkpoint(iteration + 1)
 
     run.finish(agent.actor)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
 AFTER = int(os.environ.get("FAULTY_AFTER", "600"))  # steps of all environments of a process
@@ -42,6 +43,90 @@ class NoLevel(CartPoleEnv):
         raise gym.error.Error("the level file is missing")
 
 
+class Odd(CartPoleEnv):
+    """Goes wrong in its 70th step, where a run of few steps has written a checkpoint."""
+
+    when = 70
+    taken = 0
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        outcome = super().step(action)
+        return self.spoil(*outcome) if self.taken >= self.when else outcome
+
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        raise NotImplementedError
+
+
+class Raises(Odd):
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        return self.deeper()
+
+    def deeper(self) -> Any:
+        raise KeyError("no such level")
+
+
+class NotFinite(Odd):
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        return obs * np.float32(np.nan), reward, *rest
+
+
+class NotFiniteReward(Odd):
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        return obs, float("inf"), *rest
+
+
+class WrongShape(Odd):
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        return obs[:3], reward, *rest
+
+
+class NoReward(Odd):
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        return obs, None, *rest
+
+
+class Dies(Odd):
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FailsToReset(Odd):
+    """In the first reset after the step in which others fail."""
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        obs, reward, *rest = CartPoleEnv.step(self, action)
+        return obs, reward, self.taken >= self.when, *rest[1:]
+
+    def reset(self, **arguments: Any) -> Any:
+        if self.taken >= self.when:
+            raise OSError("the simulator is gone")
+        return super().reset(**arguments)
+
+
+class OldStep(CartPoleEnv):
+    """As written for gym: one flag says that an episode is done."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, info
+
+
+class OldReset(CartPoleEnv):
+    def reset(self, **arguments: Any) -> Any:
+        return super().reset(**arguments)[0]
+
+
+class OldSeed(CartPoleEnv):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()[0]
+
+
+for cls in (Raises, NotFinite, NotFiniteReward, WrongShape, NoReward, Dies, FailsToReset):
+    gym.register(f"{cls.__name__}-v0", cls, max_episode_steps=500)
+for cls in (OldStep, OldReset, OldSeed):
+    gym.register(f"{cls.__name__}-v0", cls, max_episode_steps=500)
 gym.register("NoLevel-v0", NoLevel)
 gym.register("Crash-v0", Faulty, max_episode_steps=500)
 gym.register("KilledOnce-v0", KilledOnce, max_episode_steps=500)

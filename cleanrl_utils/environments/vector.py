@@ -13,11 +13,15 @@ environment) is seeded by its number. A checkpoint stores that number and the ac
 began; a resumed run makes the environment anew and takes the same actions again. Training never
 notices. A replay that leads to another observation shows that the environment is not deterministic:
 its episode then counts as truncated, and the next step starts a new one.
+
+An environment that fails (an exception, an observation that does not fit its space, a process that
+dies) ends the run with one line, which says which one it was, and where its game was.
 """
 
 import multiprocessing
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -25,10 +29,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import concatenate, iterate
 
+from cleanrl_utils.environments import failures
+from cleanrl_utils.environments.failures import EnvironmentFailed, OldApi, all_finite
 from cleanrl_utils.errors import require
 from cleanrl_utils.running.rng import derive_seed
+from cleanrl_utils.running.stored import one_line
 
 State = dict[str, Any]
 
@@ -45,18 +53,36 @@ class SeededGames(gym.Wrapper):
         self.seed, self.number = seed, number
         self.rom_loaded = False
         self.console: np.ndarray | None = None
+        self.outcome: Any = None  # of the latest step, as the environment itself returned it
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        self.outcome = outcome = self.env.step(action)
+        if len(outcome) != 5:
+            raise OldApi(f"its step returns {len(outcome)} values: {failures.STEP_API}")
+        return outcome
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
         self.number += 1
         seed = derive_seed(self.seed, self.number)
         if self.ale is None or not self.rom_loaded:
             self.rom_loaded = True
-            return self.env.reset(seed=seed, options=options)
+            return self._reset(seed=seed, options=options)
         # ALE's reset(seed) would load the ROM again, 130 ms: keep the console's state instead.
         if self.console is None:
             self.console = np.frombuffer(self._clone(), np.uint8)
         self.unwrapped.np_random = gym.utils.seeding.np_random(seed)[0]
         return self.env.reset(options=options)
+
+    def _reset(self, **arguments: Any) -> tuple[Any, dict]:
+        try:
+            result = self.env.reset(**arguments)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise OldApi(f"its reset takes no seed or no options: {failures.RESET_API}") from None
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise OldApi(f"its reset returns no (observation, info): {failures.RESET_API}")
+        return result
 
     def _clone(self) -> bytes:
         assert self.ale is not None
@@ -89,7 +115,9 @@ def insert_seeds(env: gym.Env) -> tuple[gym.Env, SeededGames]:
 class Replayable(gym.Wrapper):
     """The outermost wrapper: starts the next episode by itself and records the open game."""
 
-    def __init__(self, env: gym.Env):
+    def __init__(self, env: gym.Env, index: int = 0):
+        self.env_id = failures.env_id(env)
+        self.index = index
         env, self.games = insert_seeds(env)
         super().__init__(env)
         self.ended = False
@@ -104,7 +132,10 @@ class Replayable(gym.Wrapper):
         number = self.games.number
         self.games.console = None
         self.ended = False
-        obs, info = self.env.reset(seed=seed, options=options)
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._failed(error) from None
         self._record(None, number)
         return obs, info
 
@@ -113,8 +144,11 @@ class Replayable(gym.Wrapper):
             obs, info = self.reset()
             return obs, 0.0, False, False, info
         number = self.games.number
-        outcome = self.env.step(action)
-        self.ended = bool(outcome[2] or outcome[3])
+        try:
+            outcome = self.env.step(action)
+            self.ended = bool(outcome[2] or outcome[3])
+        except Exception as error:
+            raise self._failed(error) from None
         self._record(deepcopy(action) if isinstance(action, np.ndarray) else action, number)
         return outcome
 
@@ -124,6 +158,17 @@ class Replayable(gym.Wrapper):
             self.game_before, self.console_before = number, self.games.console
             self.games.console = None
         self.calls.append(action)
+
+    def _failed(self, error: Exception) -> EnvironmentFailed:
+        if isinstance(error, OldApi):
+            return EnvironmentFailed(self.says(str(error)))
+        odd = failures.check_outcome(self.games.outcome)
+        return EnvironmentFailed(self.says(odd or one_line(error)), failures.users_traceback(error))
+
+    def says(self, what: str) -> str:
+        """A line about this environment and how far its game is."""
+        where = f"step {len(self.calls)} of its game {self.games.number}"
+        return f"environment {self.index} ({self.env_id}) failed in {where}: {what}"
 
     def saved_state(self) -> State:
         actions = [action for action in self.calls if action is not None]
@@ -167,6 +212,15 @@ class Saved:
     num_envs: int
     call: Callable
     set_attr: Callable
+    stop: Callable[[str], None] = staticmethod(failures.stop_now)  # a run puts its own here
+
+    def _fail(self, line: str, trace: str = "") -> None:
+        failures.show(trace)
+        self.stop(line)
+
+    def _fail_not_finite(self, rewards: np.ndarray) -> None:
+        lines = self.call("says", "its observation or its reward is NaN or infinite")
+        self._fail(lines[failures.not_finite(self.obs, rewards)[0]])
 
     def state_dict(self) -> State:
         return {"obs": self.obs, "envs": list(self.call("saved_state"))}
@@ -197,10 +251,16 @@ class SyncVectorEnv(Saved, gym.vector.SyncVectorEnv):
     """Steps its environments one after the other."""
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]):
-        super().__init__([partial(_make, make) for make in env_fns])
+        super().__init__([partial(_make, make, i) for i, make in enumerate(env_fns)])
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict]:
-        self.obs, infos = super().reset(seed=seed, options=options)
+        try:
+            self.obs, infos = super().reset(seed=seed, options=options)
+        except Exception as error:
+            self._explain(error)
+        nothing = np.zeros(self.num_envs)
+        if not all_finite(self.obs, nothing):
+            self._fail_not_finite(nothing)
         self.ended = np.zeros(self.num_envs, bool)
         return self.obs, infos
 
@@ -208,13 +268,18 @@ class SyncVectorEnv(Saved, gym.vector.SyncVectorEnv):
         infos: dict[str, Any] = {}
         outcomes = (self._rewards, self._terminations, self._truncations)
         rewards, terminated, truncated = outcomes
-        for i, action in enumerate(iterate(self.action_space, actions)):
-            obs, rewards[i], terminated[i], truncated[i], info = self.envs[i].step(action)
-            self._env_obs[i] = obs
-            if info:
-                infos = self._add_info(infos, info, i)
-        concatenate(self.single_observation_space, self._env_obs, self._observations)
+        try:
+            for i, action in enumerate(iterate(self.action_space, actions)):
+                obs, rewards[i], terminated[i], truncated[i], info = self.envs[i].step(action)
+                self._env_obs[i] = obs
+                if info:
+                    infos = self._add_info(infos, info, i)
+            concatenate(self.single_observation_space, self._env_obs, self._observations)
+        except Exception as error:
+            self._explain(error)
         self.obs = deepcopy(self._observations)
+        if not all_finite(self.obs, rewards):
+            self._fail_not_finite(rewards)
         self.ended = terminated | truncated
         return self.obs, rewards.copy(), terminated.copy(), truncated.copy(), infos
 
@@ -222,26 +287,51 @@ class SyncVectorEnv(Saved, gym.vector.SyncVectorEnv):
         for i in np.flatnonzero(which):
             self.envs[i].start_anew()
 
+    def _explain(self, error: Exception) -> None:
+        """Stop for what an environment did or returned; raise again what is not its fault."""
+        if isinstance(error, EnvironmentFailed):
+            self._fail(error.line, error.trace)
+        for env, obs in zip(self.envs, self._env_obs, strict=True):
+            odd = failures.check_outcome(env.games.outcome)
+            odd = odd or failures.check_observation(obs, self.single_observation_space)
+            if odd:
+                self._fail(env.says(odd))
+        raise error
+
 
 class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
     """Steps each environment in a process of its own."""
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]):
-        makers = [partial(_make, make) for make in env_fns]
+        makers = [partial(_make, make, i) for i, make in enumerate(env_fns)]
         context = "spawn" if "jax" in sys.modules else None  # a fork would break JAX's threads
         mode = gym.vector.AutoresetMode.DISABLED
         super().__init__(makers, context=context, autoreset_mode=mode)
         # Replayable resets, so it is next-step autoreset after all.
         self.metadata["autoreset_mode"] = gym.vector.AutoresetMode.NEXT_STEP
+        self.ids = self.get_attr("env_id")
+        self.steps = 0
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict]:
-        self.obs, infos = super().reset(seed=seed, options=options)
+        try:
+            self.obs, infos = super().reset(seed=seed, options=options)
+        except (EOFError, ConnectionError):
+            self._name_the_dead()
+        nothing = np.zeros(self.num_envs)
+        if not all_finite(self.obs, nothing):
+            self._fail_not_finite(nothing)
         self.ended = np.zeros(self.num_envs, bool)
         return self.obs, infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict]:
-        outcome = super().step(actions)
+        self.steps += 1
+        try:
+            outcome = super().step(actions)
+        except (EOFError, ConnectionError):
+            self._name_the_dead()
         self.obs = outcome[0]
+        if not all_finite(self.obs, outcome[1]):
+            self._fail_not_finite(outcome[1])
         self.ended = outcome[2] | outcome[3]
         return outcome
 
@@ -249,6 +339,38 @@ class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
         for i in np.flatnonzero(which):
             self.parent_pipes[i].send(("_call", ("start_anew", (), {})))
             self.parent_pipes[i].recv()
+
+    def _raise_if_errors(self, successes: Sequence[bool]) -> None:
+        """Gymnasium's would log the worker's whole traceback and raise its exception."""
+        if all(successes):
+            return
+        index, _, error, _ = self.error_queue.get()
+        self._end_workers()
+        if isinstance(error, EnvironmentFailed):
+            self._fail(error.line, error.trace)
+        what = f"what it returned does not fit its space ({one_line(error)})"
+        self._fail(f"environment {index} ({self.ids[index]}) failed in step {self.steps}: {what}")
+
+    def _name_the_dead(self) -> None:
+        dead: list[int] = []
+        until = time.monotonic() + 5
+        while not dead and time.monotonic() < until:  # its pipe closes a little before it is dead
+            time.sleep(0.01)
+            dead = [i for i, worker in enumerate(self.processes) if not worker.is_alive()]
+        codes = [self.processes[i].exitcode for i in dead]
+        self._end_workers()
+        for i, code in zip(dead, codes, strict=True):
+            how = f"exit status {code}"
+            if code is not None and code < 0:
+                how = f"killed by {signal.Signals(-code).name}"
+            what = f"its process ended ({how})"
+            self._fail(f"environment {i} ({self.ids[i]}) failed in step {self.steps}: {what}")
+        self._fail(f"a process of --async-envs no longer answers, in step {self.steps}")
+
+    def _end_workers(self) -> None:
+        self._state = AsyncState.DEFAULT  # or closing would wait for the answer of a dead one
+        self.close_extras(terminate=True)
+        self.closed = True
 
 
 class OfAllRanks:
@@ -258,6 +380,14 @@ class OfAllRanks:
 
     def __init__(self, envs: Any, rank: int, world_size: int):
         self.envs, self.rank, self.world_size = envs, rank, world_size
+
+    @property
+    def stop(self) -> Callable[[str], None]:
+        return self.envs.stop
+
+    @stop.setter
+    def stop(self, stop: Callable[[str], None]) -> None:
+        self.envs.stop = stop
 
     def state_dict(self) -> dict[str, list[State]]:
         states: list[Any] = [self.envs.state_dict()]
@@ -278,10 +408,10 @@ class OfAllRanks:
         self.envs.close()
 
 
-def _make(make: Callable[[], gym.Env]) -> Replayable:
+def _make(make: Callable[[], gym.Env], index: int) -> Replayable:
     if multiprocessing.parent_process() is not None:  # Ctrl+C is the main process's to handle
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return Replayable(make())
+    return Replayable(make(), index)
 
 
 def _part(obs: Any, i: int) -> Any:

@@ -50,7 +50,9 @@ class Batch(NamedTuple):
     terminated: Tensor  # 0.0 or 1.0
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch elsewhere: for a memory on the CPU and networks on the GPU."""
+        """The batch on the networks' device: the memory may be on the CPU, they on the GPU."""
+        if self.obs.device.type == str(device).split(":")[0]:
+            return self
         return Batch(*(x.to(device, non_blocking=True) for x in self))
 
 

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
@@ -149,49 +149,6 @@ class WandbWriter:
 
     def close(self) -> None:
         self.run.finish()
-
-
-class Means:
-    """Means, since they were last taken, of what updates returned: one vector each, in tag order.
-
-    A part of a run's state, so that a resumed run logs what the whole one would have logged.
-    """
-
-    def __init__(self, *tags: str):
-        self.tags, self.count = tags, 0
-        self.sums: Any = None
-
-    def add(self, values: Any) -> None:
-        """`values` stay where they are, say on a GPU that is still computing them. Torch adds in
-        place: so a CUDA graph can hold this, and `counting` counts its replays."""
-        if self.sums is None:
-            self.sums = values * 0
-        if hasattr(self.sums, "to"):  # a resumed run's are on the CPU
-            self.sums = self.sums.to(values.device)
-        self.sums += values
-
-    def counting(self, learn: Callable) -> Callable:
-        """`learn`, which adds one vector to these means each time, and its calls counted."""
-
-        def learn_and_count(*args: Any) -> None:
-            learn(*args)
-            self.count += 1
-
-        return learn_and_count
-
-    def take(self) -> dict[str, Any]:
-        """Mean by tag, or nothing if nothing was added."""
-        if self.count == 0:
-            return {}
-        means = dict(zip(self.tags, self.sums / self.count, strict=True))
-        self.sums, self.count = self.sums.zero_() if hasattr(self.sums, "zero_") else None, 0
-        return means
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sums, self.count = state["sums"], state["count"]
 
 
 class Progress:

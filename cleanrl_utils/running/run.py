@@ -30,7 +30,6 @@ from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import checkpoint, evaluation, folder, hub, machine, rng, source
 from cleanrl_utils.running.metrics import (
     CsvWriter,
-    Means,
     Progress,
     WandbWriter,
     clock,
@@ -109,6 +108,8 @@ class Run(Checkpoints):
         if not self.args.resume and self.writes:
             self._write_record()
         self._open(before)
+        if hasattr(state.get("envs"), "stop"):  # for an environment that fails
+            state["envs"].stop = self._stop
         what = f"resumes at step {before['step']:,}" if start else "starts"
         self.say(f"{self.name} {what} on {machine.describe_device(self.device)}")
         if unset and size > LARGEST_BY_DEFAULT:
@@ -147,48 +148,6 @@ class Run(Checkpoints):
     def evaluation_due(self, step: int) -> bool:
         every = self.args.eval_frequency
         return bool(every) and step - self._last_eval >= every
-
-    def accelerate(
-        self, function: Callable, sample: Callable | None = None, means: Means | None = None
-    ) -> Callable:
-        """The same function, compiled and captured as a CUDA graph as far as the flags ask.
-
-        With `sample`, which draws its arguments from replay memory, the result takes none; where
-        the memory is on the GPU as well, the graph holds the sampling, too. With `means`, what the
-        function returns is added to them, by the same graph.
-        """
-        from cleanrl_utils.speed.graphs import captured, compiled
-
-        function = compiled(function, self.args)
-        capture = partial(captured, device=self.device, args=self.args)
-        learn = function
-        if means is not None:
-            learn = lambda *batch: means.add(function(*batch))  # noqa: E731
-        if sample is None:
-            whole = capture(learn)
-        elif self.args.buffer_device == self.device.type:
-            whole = capture(lambda: learn(*sample()))
-        else:
-            graph = capture(learn)
-            whole = lambda: graph(*sample().to(self.device))  # noqa: E731
-        return whole if means is None else means.counting(whole)
-
-    def oracle(self, function: Callable) -> Any:
-        """`function` of observations, to `ask` now and to take the `answer` of later."""
-        from cleanrl_utils.speed.graphs import Oracle, captured, compiled
-
-        capture = partial(captured, device=self.device, args=self.args)
-        return Oracle(compiled(function, self.args), self.device, capture)
-
-    def inference(self, network: Callable) -> Callable[[np.ndarray], np.ndarray]:
-        """What `network` says to observations, NumPy in and out, as fast as the device allows."""
-        import torch
-
-        from cleanrl_utils.speed.inference import at_once, in_numpy
-
-        asked = at_once(self.oracle(torch.no_grad()(lambda obs: network(obs))))
-        plain = self.device.type == "cpu" and not self.args.compile
-        return in_numpy(network, otherwise=asked) if plain else asked
 
     def finish(self, agent: Any) -> None:
         """The end: save, evaluate and share the model as the flags ask, and close everything."""

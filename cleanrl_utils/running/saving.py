@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cleanrl_utils.errors import require
 from cleanrl_utils.running import checkpoint, folder, rng
 from cleanrl_utils.running.logs import Logs
@@ -84,10 +86,14 @@ class Checkpoints(Logs):
                 self.folder / folder.CHECKPOINT,
                 state,
                 about | self._about(),
-                must_be_finite=set(state) - NOT_PARAMETERS,
+                must_be_finite={name for name in state if self._has_parameters(name)},
             )
         if not finite:
             self._stop(f"parameters are not finite at step {self._step:,}")
+
+    def _has_parameters(self, name: str) -> bool:
+        """Not in arrays of the loop itself: NaN may stand for an episode that has not ended yet."""
+        return name not in NOT_PARAMETERS and not isinstance(self.state.get(name), np.ndarray)
 
     def _continue(self) -> tuple[int, dict[str, Any]]:
         """Restore the state from the last checkpoint; where to start, and what was before."""

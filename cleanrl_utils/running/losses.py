@@ -1,0 +1,52 @@
+"""Losses as torch's updates return them, by tag, and their means, which are logged."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Losses = dict[str, Tensor]  # a scalar for each tag
+
+
+def mean_of(updates: Sequence[Losses]) -> Losses:
+    """The mean of each loss over some updates."""
+    rows = torch.stack([torch.stack(list(losses.values())) for losses in updates])
+    return dict(zip(updates[0], rows.mean(0), strict=True))
+
+
+class Means:
+    """The mean of each loss since it was last taken.
+
+    A part of a run's state, so that a resumed run logs what the whole one would have logged. The
+    sums, and behind them the number of updates, are one tensor on the device of the losses and
+    change in place: so a CUDA graph can hold `add`.
+    """
+
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+        self.sums: Any = None  # until the first losses
+        self.one: Any = None  # what an update adds to their number
+
+    def add(self, losses: Losses) -> None:
+        if self.one is None:
+            self.tags = list(losses)
+            self.one = torch.ones_like(losses[self.tags[0]])
+            zeros = self.one.new_zeros(len(losses) + 1)
+            self.sums = zeros if self.sums is None else zeros + self.sums.to(zeros.device)
+        self.sums += torch.stack([*losses.values(), self.one])
+
+    def take(self) -> dict[str, float]:
+        """Mean by tag, or nothing if nothing was added."""
+        if self.sums is None or self.sums[-1] == 0:
+            return {}
+        means = (self.sums[:-1] / self.sums[-1]).tolist()
+        self.sums.zero_()
+        return dict(zip(self.tags, means, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tags": self.tags, "sums": self.sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tags = list(state["tags"])
+        self.sums = state["sums"]
