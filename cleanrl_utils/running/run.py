@@ -77,6 +77,8 @@ class Run(Checkpoints):
             self.name = str(self.folder.relative_to(args.runs_dir))
         else:
             self.folder, self.name = Path(os.devnull), ""
+        if writes and not args.resume:
+            self._repository = source.Repository(self.script)
         self.videos = str(self.folder / folder.VIDEOS)
         self._lock = folder.lock(self.folder) if writes else None
         rng.seed_everything(args.seed)
@@ -258,8 +260,8 @@ class Run(Checkpoints):
             "command": [self.script.name, *sys.argv[1:]],
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
-            "git": machine.git_state(self.script.resolve().parent),
-            **source.keep(self.folder, self.script),
+            "git": self._repository.state,
+            **source.keep(self.folder, self.script, self._repository),
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
         }
