@@ -86,3 +86,33 @@ def hardware(device: Any) -> dict[str, Any]:
         "device": describe_device(device),
         "os": platform.platform(),
     }
+
+
+def peak_memory(device: Any) -> dict[str, int]:
+    """The most memory that this process has used so far, in MB, and of the GPU, if it uses one."""
+    peaks = {"": host_peak()}
+    if device is None:
+        jax: Any = sys.modules.get("jax")
+        stats = jax.devices()[0].memory_stats() if jax else None
+        gpu = (stats or {}).get("peak_bytes_in_use", 0)
+    else:
+        torch: Any = sys.modules["torch"]
+        gpu = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    if gpu:
+        peaks["gpu_"] = gpu
+    return {where: round(peak / 1e6) for where, peak in peaks.items()}
+
+
+def host_peak() -> int:
+    """The most memory of the CPU that this process has used, in bytes."""
+    if (path := Path("/proc/self/status")).exists():
+        # not getrusage here: it begins with what the process had that started this one
+        lines = [line for line in path.read_text().splitlines() if line.startswith("VmHWM")]
+        if lines:
+            return int(lines[0].split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -42,6 +42,7 @@ from cleanrl_utils.running.saving import (
     Checkpoints,
 )
 from cleanrl_utils.running.settings import PixelArgs, RunArgs, TorchArgs, parse_args
+from cleanrl_utils.speed.profile import Profile, make_profile
 
 __all__ = ["PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
@@ -87,6 +88,7 @@ class Run(Checkpoints):
         self.state: dict[str, Any] = {}
         self.id = secrets.token_hex(8)
         self._writers: list[Any] = []
+        self._profile: Profile | None = None
         if writes and not quiet:
             self._check_the_end()
 
@@ -107,6 +109,8 @@ class Run(Checkpoints):
         unset = self.args.checkpoints is None
         if unset:  # a resumed run has the answer in its settings
             self.args.checkpoints = self._default_checkpoints(size)
+        if self.args.profile and self.writes:
+            self._profile = make_profile(self, start, sum(self._phases().values()))
         if not self.args.resume and self.writes:
             self._write_record()
         self._open(before)
@@ -121,6 +125,15 @@ class Run(Checkpoints):
             )
         self._note_what_is_in_vain()
         return start
+
+    def checkpoint(self, iteration: int, **changed: Any) -> bool:
+        """The end of an iteration: a checkpoint if one is due, and the profile if there is one."""
+        if self._profile is None:
+            return super().checkpoint(iteration, **changed)
+        self._profile.pause()
+        written = super().checkpoint(iteration, **changed)
+        self._profile.go_on(iteration)
+        return written
 
     def evaluate(self, agent: Any, step: int) -> None:
         """Evaluate the greedy policy when --eval-frequency says so; training does not notice."""
@@ -164,6 +177,8 @@ class Run(Checkpoints):
             summary["episodic_return"] = float(np.mean(returns))
         if self._restarts:
             summary["environment_restarts"] = self._restarts
+        memory = machine.peak_memory(self.device)
+        summary |= {f"peak_{where}memory_mb": used for where, used in memory.items()}
         self._progress.end(self._step)
         if not returns:
             self.say("no episode ended: there is no return to report")
@@ -189,7 +204,9 @@ class Run(Checkpoints):
             saved.unlink()
         if self.args.upload_model:
             hub.upload(self.folder, self.args.hf_entity)
-        self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
+        used = ", ".join(f"{where.replace('gpu_', 'GPU ')}{mb:,} MB" for where, mb in memory.items())
+        done = f"{self.name} finished in {clock(summary['seconds'])}"
+        self.say(f"{done}; peak memory {used}; metrics in {self.folder}")
 
     def say(self, text: str) -> None:
         """One line to the user that stays on the screen."""
@@ -242,14 +259,17 @@ class Run(Checkpoints):
                     for run in [self, *getattr(self, "siblings", [])]:
                         shutil.rmtree(run.folder)
                 raise
-        phases = {"": getattr(self.args, "total_timesteps", self.total)}
-        phases = getattr(self.args, "phases", phases)  # a script may have several
-        self._progress = Progress(phases, before["step"], quiet=self.quiet)
+        self._progress = Progress(self._phases(), before["step"], quiet=self.quiet)
         self._progress.returns.extend(before["returns"])
         self._progress.lengths.extend(before["lengths"])
         self._step = before["step"]
         if not self.quiet:
             self._catch_interrupts()
+
+    def _phases(self) -> dict[str, int]:
+        """The number of steps of each phase, by name; most scripts have one, without a name."""
+        whole = {"": getattr(self.args, "total_timesteps", self.total)}
+        return getattr(self.args, "phases", whole)
 
     def _write_record(self) -> None:
         record = {
