@@ -55,7 +55,7 @@ def describe_device(device: Any) -> str:
 def versions() -> dict[str, str]:
     """Of the packages that are loaded: those are the ones that can matter."""
     loaded = {name.partition(".")[0] for name in list(sys.modules)}
-    found = {}
+    found: dict[str, str] = {}
     for package in importlib.metadata.distributions():
         if not loaded.isdisjoint(modules_of(package)):
             found.setdefault(package.name, package.version)

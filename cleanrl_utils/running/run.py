@@ -204,7 +204,9 @@ class Run(Checkpoints):
             saved.unlink()
         if self.args.upload_model:
             hub.upload(self.folder, self.args.hf_entity)
-        used = ", ".join(f"{where.replace('gpu_', 'GPU ')}{mb:,} MB" for where, mb in memory.items())
+        used = ", ".join(
+            f"{where.replace('gpu_', 'GPU ')}{mb:,} MB" for where, mb in memory.items()
+        )
         done = f"{self.name} finished in {clock(summary['seconds'])}"
         self.say(f"{done}; peak memory {used}; metrics in {self.folder}")
 

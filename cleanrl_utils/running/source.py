@@ -155,9 +155,12 @@ class Git:
     def __init__(self, folder: Path, *words: str):
         self.process: subprocess.Popen | None = None
         with contextlib.suppress(OSError):  # there is no git
-            quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             self.process = subprocess.Popen(
-                ["git", *words], cwd=folder, stdout=subprocess.PIPE, **quiet
+                ["git", *words],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
 
     def output(self) -> bytes:
