@@ -8,6 +8,7 @@
     SCRIPT.py               the script as it ran
     changes.diff            `git diff HEAD` of its repository, if files were changed
     videos/                 films
+    profile/                the trace of --profile
 
 Nothing else opens run.json, finished.json or metrics.csv.
 """

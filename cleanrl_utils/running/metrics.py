@@ -3,7 +3,6 @@
 import math
 import os
 import secrets
-import socket
 import sys
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import rng
+from cleanrl_utils.running.tensorboard import TensorBoardWriter
 
 HEADER = "step,seconds,tag,value\n"
 
@@ -57,54 +57,6 @@ class CsvWriter:
         if self.file.name != os.devnull:
             os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
-
-    def close(self) -> None:
-        self.file.close()
-
-
-class TensorBoardWriter:
-    """TensorBoard events, written without torch, TensorFlow or a thread that Ctrl+C could break."""
-
-    def __init__(self, folder: Path, purge_step: int | None = None):
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self.Event, self.Summary = event_pb2.Event, summary_pb2.Summary
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        name += f".{len(list(folder.glob('events.out.tfevents.*')))}"  # of a run, one per start
-        self.file = open(folder / name, "ab")  # noqa: SIM115
-        self.records, self.flushed = RecordWriter(self.file), time.monotonic()
-        self.add(file_version="brain.Event:2")
-        if purge_step is not None:  # what a resumed run does again replaces what stood there
-            log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self.add(step=purge_step, session_log=log)
-
-    def add(self, **fields: Any) -> None:
-        event = self.Event(wall_time=time.time(), **fields)
-        self.records.write(event.SerializeToString())
-        if time.monotonic() - self.flushed > 5:
-            self.records.flush()
-            self.flushed = time.monotonic()
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """All values of a step as one record: the rest of a record is longer than they are."""
-        pairs = [self.Summary.Value(tag=tag, simple_value=x) for tag, x in values.items()]
-        self.add(step=step, summary=self.Summary(value=pairs))
-
-    def text(self, tag: str, text: str) -> None:
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
-        self.add(summary=text_pb(f"{tag}/text_summary", text))
-
-    def hyperparameters(self, args: Mapping[str, Any]) -> None:
-        """Fill the plugin that compares runs by their settings."""
-        from tensorboard.plugins.hparams import summary_v2
-
-        plain = {name: x for name, x in args.items() if isinstance(x, bool | int | float | str)}
-        metrics = [summary_v2.Metric(tag) for tag in ("charts/episodic_return", "charts/SPS")]
-        parameters = [summary_v2.HParam(name) for name in plain]
-        self.add(summary=summary_v2.hparams_config_pb(parameters, metrics))
-        self.add(summary=summary_v2.hparams_pb(plain))
 
     def close(self) -> None:
         self.file.close()

@@ -44,6 +44,7 @@ from cleanrl_utils.running.saving import (
     Checkpoints,
 )
 from cleanrl_utils.running.settings import PixelArgs, RunArgs, TorchArgs, parse_args
+from cleanrl_utils.speed.profile import Profile, make_profile
 
 __all__ = ["PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
@@ -79,6 +80,8 @@ class Run(Checkpoints):
             self.name = str(self.folder.relative_to(args.runs_dir))
         else:
             self.folder, self.name = Path(os.devnull), ""
+        if writes and not args.resume:
+            self._repository = source.Repository(self.script)
         self.videos = str(self.folder / folder.VIDEOS)
         self._lock = folder.lock(self.folder) if writes else None
         rng.seed_everything(args.seed)
@@ -87,6 +90,7 @@ class Run(Checkpoints):
         self.state: dict[str, Any] = {}
         self.id = secrets.token_hex(8)
         self._writers: list[Any] = []
+        self._profile: Profile | None = None
         if writes and not quiet:
             self._check_the_end()
 
@@ -108,6 +112,8 @@ class Run(Checkpoints):
         unset = self.args.checkpoints is None
         if unset:  # a resumed run has the answer in its settings
             self.args.checkpoints = self._default_checkpoints(size)
+        if self.args.profile and self.writes:
+            self._profile = make_profile(self, start, sum(self._phases().values()))
         with self._writing():
             if not self.args.resume and self.writes:
                 self._write_record()
@@ -123,6 +129,16 @@ class Run(Checkpoints):
             )
         self._note_what_is_in_vain()
         return start
+
+    def checkpoint(self, iteration: int, **changed: Any) -> bool:
+        """The end of an iteration: a checkpoint if one is due, and the profile if there is one."""
+        if self._profile is None:
+            return super().checkpoint(iteration, **changed)
+        self._profile.pause()
+        written = super().checkpoint(iteration, **changed)
+        with self._writing():
+            self._profile.go_on(iteration)
+        return written
 
     def evaluate(self, agent: Any, step: int) -> None:
         """Evaluate the greedy policy when --eval-frequency says so; training does not notice."""
@@ -167,6 +183,8 @@ class Run(Checkpoints):
             summary["episodic_return"] = float(np.mean(returns))
         if self._restarts:
             summary["environment_restarts"] = self._restarts
+        memory = machine.peak_memory(self.device)
+        summary |= {f"peak_{where}memory_mb": used for where, used in memory.items()}
         self._progress.end(self._step)
         if not returns:
             self.say("no episode ended: there is no return to report")
@@ -192,7 +210,11 @@ class Run(Checkpoints):
             saved.unlink()
         if self.args.upload_model:
             hub.upload(self.folder, self.args.hf_entity)
-        self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
+        used = ", ".join(
+            f"{where.replace('gpu_', 'GPU ')}{mb:,} MB" for where, mb in memory.items()
+        )
+        done = f"{self.name} finished in {clock(summary['seconds'])}"
+        self.say(f"{done}; peak memory {used}; metrics in {self.folder}")
 
     def say(self, text: str) -> None:
         """One line to the user that stays on the screen."""
@@ -260,14 +282,17 @@ class Run(Checkpoints):
                     for run in [self, *getattr(self, "siblings", [])]:
                         shutil.rmtree(run.folder)
                 raise
-        phases = {"": getattr(self.args, "total_timesteps", self.total)}
-        phases = getattr(self.args, "phases", phases)  # a script may have several
-        self._progress = Progress(phases, before["step"], quiet=self.quiet)
+        self._progress = Progress(self._phases(), before["step"], quiet=self.quiet)
         self._progress.returns.extend(before["returns"])
         self._progress.lengths.extend(before["lengths"])
         self._step = before["step"]
         if not self.quiet:
             self._catch_interrupts()
+
+    def _phases(self) -> dict[str, int]:
+        """The number of steps of each phase, by name; most scripts have one, without a name."""
+        whole = {"": getattr(self.args, "total_timesteps", self.total)}
+        return getattr(self.args, "phases", whole)
 
     def _write_record(self) -> None:
         record = {
@@ -278,8 +303,8 @@ class Run(Checkpoints):
             "command": [self.script.name, *sys.argv[1:]],
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
-            "git": machine.git_state(self.script.resolve().parent),
-            **source.keep(self.folder, self.script),
+            "git": self._repository.state,
+            **source.keep(self.folder, self.script, self._repository),
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
         }

@@ -100,6 +100,9 @@ class MachineArgs:
 
     cuda: bool = True
     """use a GPU if there is one"""
+    profile: Natural = 0
+    """number of iterations to profile after warm-up: a trace in the run's folder, and a table of
+    where their time went; 0: none"""
 
 
 @dataclass
@@ -145,7 +148,7 @@ class PixelArgs(TorchArgs):
 # What a resumed run may change: none of these can move its learning curve.
 FREE_TO_CHANGE = {"resume", "track", "wandb_project_name", "wandb_entity", "capture_video"}
 FREE_TO_CHANGE |= {"save_model", "upload_model", "hf_entity", "eval_frequency", "eval_episodes"}
-FREE_TO_CHANGE |= {"runs_dir"}
+FREE_TO_CHANGE |= {"runs_dir", "profile"}
 
 A = TypeVar("A", bound=RunArgs)
 C = TypeVar("C")
