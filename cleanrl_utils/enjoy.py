@@ -19,7 +19,7 @@ from typing import Any
 
 import tyro
 
-from cleanrl_utils.errors import BadInput, require, unsaid
+from cleanrl_utils.errors import BadInput, require, silenced
 from cleanrl_utils.running import evaluation, folder, hub, source
 from cleanrl_utils.running.settings import check_seed, parse_command
 
@@ -112,7 +112,7 @@ def model_in(run: Path, runs_dir: str) -> Model:
 def metadata(path: Path) -> dict[str, Any]:
     """What a model file of ours says about itself; empty for the original's files."""
     try:
-        with unsaid():
+        with silenced():
             return evaluation.read_model(path)[0]
     except BadInput:  # loading says what is wrong with it
         return {}

@@ -422,7 +422,7 @@ def test_what_has_no_checkpoints_is_not_resumed(train, capfd) -> None:
 def test_an_evaluation_ends_where_an_episode_does_not(train, monkeypatch, capfd) -> None:
     from cleanrl_utils.running import evaluation
 
-    monkeypatch.setattr(evaluation, "LONGEST", 50)
+    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 50)
     flags = "--env-id CliffWalking-v1 --total-timesteps 1024 --save-model --eval-episodes 3"
     done = train("ppo", flags)
     summary = json.loads((done.folder / "finished.json").read_text())

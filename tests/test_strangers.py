@@ -141,7 +141,7 @@ def test_a_record_with_other_types_is_one_line(
     args = asdict(ppo.Args(exp_name="ppo", env_id=ENV_ID))
     place = run_folder(tmp_path, args=args | {"num_envs": "four"})
     said = refused(capsys, parse_args, ppo.Args, ["--resume", str(place)])
-    assert "num_envs is 'four'" in said
+    assert "num_envs has a wrong value, 'four'" in said
     for bad in ({"args": [1]}, {"args": {"seed": "x"}}, {"script": None}, {"command": [3]}):
         place = run_folder(tmp_path, **bad)
         refused(capsys, parse_args, ppo.Args, ["--resume", str(place)])

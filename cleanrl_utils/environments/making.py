@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from cleanrl_utils.errors import BadInput, missing_package, require, unsaid
+from cleanrl_utils.errors import BadInput, missing_package, require, silenced
 
 # pygame's SDL would catch SIGTERM for itself: `kill` and `timeout` could not end a run
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
@@ -161,7 +161,7 @@ def register_memory_gym() -> None:
 def explain(env_id: str, error: Exception) -> str:
     unknown = (gym.error.UnregisteredEnv, gym.error.RegistrationError, gym.error.DeprecatedEnv)
     if isinstance(error, unknown):
-        with contextlib.suppress(BadInput), unsaid():
+        with contextlib.suppress(BadInput), silenced():
             register_family("ALE/")  # their names are near to what people type
         near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
         if near and env_id not in near:
