@@ -68,7 +68,7 @@ BAD_INPUT = {
     "--num-envs 0": ["--num-envs", "at least 1"],
     "--num-steps 1": ["--num-steps", "at least 2"],
     "--num-envs 1 --num-steps 3": ["--num-steps", "at least 4"],
-    "--env-id probes:ProbeOddFromOne-v0": ["from 1 on", "begin at 0"],
+    "--env-id probes:ProbeOddFromOne-v0": ["start at 1", "actions from 0"],
     "--env-id probes:ProbeOddMultiDiscrete-v0": ["MultiDiscrete", "needs Discrete"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
     "--seed one": ["--seed", "one"],
