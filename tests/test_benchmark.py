@@ -187,8 +187,8 @@ def test_one_threads_each_and_gpus_are_spread() -> None:
 
 def test_jax_runs_that_share_a_gpu_share_its_memory() -> None:
     args = benchmark.BenchmarkArgs(workers=3)
-    assert local.sharing(args, []) == local.sharing(args, ["0", "1", "2"]) == 1
-    assert local.sharing(args, ["0"]) == 3 and local.sharing(args, ["0", "1"]) == 2
+    assert local.runs_per_gpu(args, []) == local.runs_per_gpu(args, ["0", "1", "2"]) == 1
+    assert local.runs_per_gpu(args, ["0"]) == 3 and local.runs_per_gpu(args, ["0", "1"]) == 2
     name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
     assert local.gpu_memory(1, {}) == {}
     shared = local.gpu_memory(3, {})
@@ -226,7 +226,7 @@ def test_a_run_that_cannot_be_continued_begins_anew(
     assert (home / "folder").exists()
     assert benchmark.main([*flags, "python x.py crash"]) == 1  # refused, anew, and crashed again
     said = capsys.readouterr().out
-    assert "x__1 goes on" in said and "tried again from the start" in said and "x__1 starts" in said
+    assert "x__1 resumes" in said and "tried again from the start" in said and "x__1 starts" in said
 
 
 COUNTS = """
@@ -297,12 +297,12 @@ def test_a_run_of_other_code_is_not_resumed(
     flags += ["--command", "python x.py crash"]
     assert benchmark.main(flags) == 1
     assert benchmark.main(flags) == 1
-    assert "x__1 goes on" in capsys.readouterr().out
+    assert "x__1 resumes" in capsys.readouterr().out
     script.write_text(COUNTS.replace("sys.exit(1)", "pass"))
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
     assert "1 of 1 runs made by other code: run anew (x__1; the old: runs/run0)" in said
-    assert "x__1 starts" in said and "goes on" not in said
+    assert "x__1 starts" in said and "resumes" not in said
 
 
 def test_a_run_that_takes_too_long_is_ended_and_one_that_hangs_is_named(
@@ -319,7 +319,10 @@ def test_a_run_that_takes_too_long_is_ended_and_one_that_hangs_is_named(
     assert benchmark.main([*flags, "--timeout", "0.04"]) == 1
     assert time.monotonic() - began < 20
     said = capsys.readouterr()
-    assert said.out.count("x__1 hangs? nothing new for") == 1 and "--timeout MINUTES" in said.out
+    assert (
+        said.out.count("x__1 hangs? no output and no metrics for") == 1
+        and "--timeout MINUTES" in said.out
+    )
     assert "x__1 FAILED: ended after 0.04 minutes (--timeout)" in said.out
     assert said.out.count("starts") == 1 and "1 of 1 runs failed: x__1" in said.err
     with pytest.raises(SystemExit):
@@ -423,7 +426,7 @@ def test_a_ray_cluster_that_is_not_there_is_one_line(
     flags = ["--command", PPO, "--workers", "1", "--backend", "ray", "--ray-address", address]
     with pytest.raises(SystemExit) as stop:
         benchmark.main(flags)
-    assert stop.value.code == 2 and "nobody answers there" in capsys.readouterr().err
+    assert stop.value.code == 2 and "no answer" in capsys.readouterr().err
 
 
 # -- Slurm ----------------------------------------------------------------------------------------
@@ -523,7 +526,7 @@ def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     waited = call(*flags, "--wait", cwd=tmp_path)
     said = waited.stdout + waited.stderr
-    assert "runs are in the queue already" in said
+    assert "runs are already in the queue" in said
     assert waited.returncode == 1, said
     assert "1 of 2 runs failed: Crash-v0__ppo__1" in waited.stderr, said
     log = the_log(tmp_path, "CartPole-v1__ppo__1")
