@@ -66,13 +66,13 @@ def test_a_crash_is_reported_a_kill_is_survived_and_a_second_call_does_the_rest(
 
     mended = call(*flags, cwd=tmp_path, **env, FAULTY_AFTER="100000")
     assert mended.returncode == 0, mended.stdout + mended.stderr
-    assert "2 of 3 runs are finished already" in mended.stdout
+    assert "2 of 3 runs are already finished" in mended.stdout
     assert "Crash-v0__ppo__1 finished" in mended.stdout and "CartPole-v1__ppo__1 starts" not in (
         mended.stdout
     )
     assert set(runs) < set(finished_runs(tmp_path)) and len(finished_runs(tmp_path)) == 3
     nothing = call(*flags, cwd=tmp_path, **env)
-    assert nothing.returncode == 0 and "3 of 3 runs are finished already" in nothing.stdout
+    assert nothing.returncode == 0 and "3 of 3 runs are already finished" in nothing.stdout
 
 
 def test_a_killed_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
@@ -265,25 +265,25 @@ def test_a_result_belongs_to_the_code_that_made_it(
     (script.parent / "unrelated.py").write_text("x = 1\n")
     helper.write_text('"""Says more."""\n\nSCORE = 1.0  # a comment\n')
     assert benchmark.main(flags) == 0
-    assert "2 of 2 runs are finished already" in capsys.readouterr().out
+    assert "2 of 2 runs are already finished" in capsys.readouterr().out
 
     helper.write_text("SCORE = 2.0\n")
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "2 of 2 runs made by other code: run anew (x__1, x__2; the old: runs/run" in said
+    assert "2 of 2 runs made by other code: run again (x__1, x__2; old runs: runs/run" in said
     assert "x: return 2.0 ± 0.0 over 2 seeds" in said
     assert len(finished_runs(tmp_path)) == 4, "old runs stay"
 
     script.write_text(COUNTS + "print('more')\n")
     assert benchmark.main(flags) == 0
-    assert "made by other code: run anew" in capsys.readouterr().out
+    assert "made by other code: run again" in capsys.readouterr().out
     assert benchmark.main(flags) == 0
-    assert "2 of 2 runs are finished already" in capsys.readouterr().out
+    assert "2 of 2 runs are already finished" in capsys.readouterr().out
 
     script.write_text(COUNTS)  # the results of this code are still there
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "2 of 2 runs are finished already" in said and "return 2.0" in said
+    assert "2 of 2 runs are already finished" in said and "return 2.0" in said
 
 
 def test_a_run_of_other_code_is_not_resumed(
@@ -301,7 +301,7 @@ def test_a_run_of_other_code_is_not_resumed(
     script.write_text(COUNTS.replace("sys.exit(1)", "pass"))
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "1 of 1 runs made by other code: run anew (x__1; the old: runs/run0)" in said
+    assert "1 of 1 runs made by other code: run again (x__1; old runs: runs/run0)" in said
     assert "x__1 starts" in said and "resumes" not in said
 
 

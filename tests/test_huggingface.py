@@ -125,7 +125,7 @@ def test_a_module_that_a_model_of_the_hub_names_is_not_imported(
     (tmp_path / "evilmod.py").write_text("open('imported', 'w').close()\n")
     hub.repositories["x/y"] = {"ppo.cleanrl_model": (run / "ppo.cleanrl_model").read_bytes()}
     done = command("enjoy", "--hf-repository x/y", hub, tmp_path)
-    assert done.returncode == 2 and "name it: --env-id evilmod:X-v0" in done.stderr
+    assert done.returncode == 2 and "add --env-id evilmod:X-v0" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "imported").exists()
 
 

@@ -145,7 +145,7 @@ def test_the_command_line() -> None:
     command = [sys.executable, "-m", "cleanrl_utils.results"]
     for flags, message in [
         ("show", "show needs a folder, e.g. runs"),
-        ("show nowhere", "nowhere: no run there"),
+        ("show nowhere", "nowhere: no run found"),
         ("draw runs", "draw"),
     ]:
         done = subprocess.run([*command, *flags.split()], capture_output=True, text=True)

@@ -393,7 +393,7 @@ def test_runs_with_different_settings_are_no_set(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--where gamma=0.5", "--where gamma=0.5: no such run; there is 0.9"),
+        ("--where gamma=0.5", "--where gamma=0.5: no such run; runs have 0.9"),
         ("--where gama=0.9", "--where gama: no run has this setting"),
         ("--where gamma", "--where takes NAME=VALUE, not gamma"),
         ("--split-by gama", "--split-by gama: no run has this setting"),
@@ -438,7 +438,7 @@ def test_settings_that_differ_between_sets_are_shown(
     assert "| --n |" not in printed.out, "the same on each task"
     assert "Only new has the settings --noise." in printed.out
     assert "new: runs of different code: 2221 (2 runs), 2222 (2 runs)" in printed.err
-    assert "old: settings differ from task to task: --n" in printed.err
+    assert "old: settings differ between tasks: --n" in printed.err
     assert "| --gamma | 0.9 | 0.99 |" in Path("compare.html").read_text()
 
 
