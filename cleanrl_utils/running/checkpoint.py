@@ -9,9 +9,11 @@ in a single rename, so that a crash leaves either the old or the new file.
     agent.load_state_dict(state["agent"])
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -53,6 +55,10 @@ def save(
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except SafetensorError as error:  # usually a full disk
+        number = re.search(r"os error (\d+)", str(error))
+        reason = os.strerror(int(number[1])) if number else str(error)
+        raise OSError(errno.EIO, reason, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
     if os.name == "posix":  # so that the rename survives a power cut
@@ -79,15 +85,27 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             header = (file.metadata() or {}).get(FORMAT)
             if header is None:
                 raise BadInput(f"{path}: a safetensors file, but not written by CleanRL")
-            digest, text = json.loads(header)
+            digest, text = read_header(header)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path}: not a CleanRL file, or cut off ({error})") from None
     if _digest(arrays, text) != digest:
         raise BadInput(f"{path}: damaged or changed (its contents do not match its digest)")
-    content = json.loads(text)
-    state = {name: _unpack(value, arrays) for name, value in content["structure"].items()}
-    return content["metadata"], state
+    try:
+        content = json.loads(text)
+        state = {name: _unpack(value, arrays) for name, value in content["structure"].items()}
+        return dict(content["metadata"]), state
+    except Exception as error:  # its digest is right, but this project did not write it
+        kind = type(error).__name__
+        raise BadInput(f"{path}: not a CleanRL file ({kind} in its structure)") from None
+
+
+def read_header(header: str) -> tuple[str, str]:
+    """Read (digest, text); any other content is a ValueError."""
+    parts = json.loads(header)
+    if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
+        raise ValueError("an unknown header")
+    return parts[0], parts[1]
 
 
 def restore(target: Any, saved: Any) -> Any:
@@ -96,6 +114,7 @@ def restore(target: Any, saved: Any) -> Any:
     if hasattr(target, "load_state_dict"):
         groups = [dict(group) for group in getattr(target, "param_groups", [])]
         target.load_state_dict(saved)
+        _check_moments(target)
         for before, group in zip(groups, getattr(target, "param_groups", []), strict=True):
             # load_state_dict also loads flags for the device that saved: keep those of this device.
             for flag in ("capturable", "fused"):
@@ -116,6 +135,18 @@ def restore(target: Any, saved: Any) -> Any:
     else:
         return saved
     return target
+
+
+def _check_moments(target: Any) -> None:
+    """Check the shapes of moments: a fused optimiser would write beyond the end of smaller ones."""
+    torch = sys.modules.get("torch")
+    if not torch or not isinstance(target, torch.optim.Optimizer):
+        return
+    for parameter, moments in target.state.items():
+        for name, value in moments.items():
+            shape = torch.Size() if name == "step" else parameter.shape
+            if not isinstance(value, torch.Tensor) or value.shape != shape:
+                raise ValueError(f"{name} of the optimiser does not have the shape {tuple(shape)}")
 
 
 def nbytes(value: Any) -> int:

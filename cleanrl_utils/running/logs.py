@@ -103,14 +103,14 @@ class Logs(Stopping):
         with self._writing():
             for tag, values in columns.items():
                 self._csv.write_column(steps, self._seconds(), tag, values)
-        if not self._writers:
-            return
-        rows = zip(steps, *columns.values(), strict=True)
-        for step, group in groupby(rows, lambda row: row[0]):
-            _, *values_by_tag = zip(*group, strict=True)
-            means = [sum(values) / len(values) for values in values_by_tag]
-            for writer in self._writers:
-                writer.write(step, dict(zip(columns, means, strict=True)))
+            if not self._writers:
+                return
+            rows = zip(steps, *columns.values(), strict=True)
+            for step, group in groupby(rows, lambda row: row[0]):
+                _, *values_by_tag = zip(*group, strict=True)
+                means = [sum(values) / len(values) for values in values_by_tag]
+                for writer in self._writers:
+                    writer.write(step, dict(zip(columns, means, strict=True)))
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began

@@ -6,15 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from cleanrl_utils.errors import require
+from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import checkpoint, folder, rng
 from cleanrl_utils.running.logs import Logs
+from cleanrl_utils.running.stored import has_type, one_line
 
 DEFAULT_CHECKPOINTS = 10
 STEPS_BETWEEN_RESTARTS = 50_000  # per environment, if a checkpoint restarts the environments
 MAX_DEFAULT_BYTES = 2**30  # larger checkpoints are written only if --checkpoints asks for them
 # state that may hold NaN: rewards and observations, or slots that are not filled yet
 NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams", "recent_returns"}
+# the metadata of a checkpoint, with types
+METADATA: dict[str, Any] = {
+    "iteration": int,
+    "step": int,
+    "seconds": float,
+    "csv_bytes": int,
+    "returns": list[float],
+    "lengths": list[float],
+    "last_eval": int,
+    "best_eval": float | None,
+    "restarts": int,
+}
 NEW_RUN: dict[str, Any] = {  # the progress that a new run starts from
     "seconds": 0.0,
     "csv_bytes": None,
@@ -125,12 +138,20 @@ class Checkpoints(Logs):
         old = f"{path}: written by an older version of this project; start a new run"
         require({"run", "restarts", "best_eval"} <= set(metadata), old)
         require(metadata["run"] == self.id, f"{path}: the checkpoint of another run")
+        wrong = [name for name, kind in METADATA.items() if not has_type(metadata.get(name), kind)]
+        require(not wrong, f"{path}: its metadata has wrong values ({', '.join(wrong)})")
+        iteration = metadata["iteration"]
+        within = 0 <= iteration <= self.total
+        require(within, f"{path}: of iteration {iteration}, but the run has {self.total}")
         names = {*self.state, "random_streams"}
         require(set(saved) == names, f"{path}: does not hold the state of this script")
-        for name, target in self.state.items():
-            self.state[name] = checkpoint.restore(target, saved[name])
-        rng.set_state(saved["random_streams"])
-        return metadata["iteration"], metadata
+        try:
+            for name, target in self.state.items():
+                self.state[name] = checkpoint.restore(target, saved[name])
+            rng.set_state(saved["random_streams"])
+        except Exception as error:  # arrays of other shapes, or content that we did not write
+            raise BadInput(f"{path}: does not fit this run ({one_line(error)})") from None
+        return iteration, metadata
 
     def _extend(self, record: dict[str, Any], step: int) -> None:
         """Record that the run continues beyond its first end."""
