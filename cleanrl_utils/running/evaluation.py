@@ -290,8 +290,9 @@ def play(
 def describe(returns: list[float]) -> str:
     """Mean, number and range of some returns, in words."""
     mean = f"mean return {np.mean(returns):.2f} over {len(returns)} episodes"
-    lowest, highest = min(returns), max(returns)
-    return f"{mean}, from {lowest:.2f} to {highest:.2f}" if len(returns) > 1 else mean
+    if len(returns) == 1:
+        return mean
+    return f"{mean}, from {min(returns):.2f} to {max(returns):.2f}"
 
 
 def load_original(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
