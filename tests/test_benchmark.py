@@ -1,4 +1,4 @@
-"""The benchmark tool on real runs: failures, retries, what is missing, and each of its backends."""
+"""The benchmark tool on real runs: failures, retries, missing runs, and each backend."""
 
 import json
 import os
@@ -163,7 +163,7 @@ def test_options_of_slurm_are_taken_as_they_are(words: list[str]) -> None:
 def test_a_number_too_many_is_right_for_slurm_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Of three runs, two by two, the last array element has one."""
+    """Three runs, two per array element: the last element has one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     monkeypatch.setenv("SLURM_PROCID", "1")
@@ -248,7 +248,7 @@ if "crash" in sys.argv:
 def test_a_result_belongs_to_the_code_that_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """For a script that no repository knows, and for a module beside it."""
+    """For a script outside of any repository, and for a module beside it."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "elsewhere" / "x.py"
     helper = script.with_name("helper.py")
@@ -358,7 +358,7 @@ def test_a_mistake_in_the_command_is_not_tried_again(
 
 
 def test_a_job_is_never_run_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock belongs to the process itself: it outlives whoever started it."""
+    """The process itself holds its lock, also after the tool that started it has died."""
     monkeypatch.chdir(tmp_path)
     job = Job(Command("sleep 30"), None, 1)
     lock = job.claim()
@@ -466,7 +466,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Slurm of one node, with an authentication daemon of its own."""
+    """A Slurm cluster of one node, with its own authentication daemon."""
     programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
     missing = [name for name in programs if not shutil.which(name)]
     if missing or os.geteuid() != 0:

@@ -99,7 +99,7 @@ def test_fifty_thousand_resamples_take_no_time() -> None:
 
 @pytest.fixture
 def two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """v1 and v2, the latter 10% worse; two tasks, five seeds each."""
+    """Runs tagged v1 and v2, which is 10% worse; two tasks, five seeds each."""
     monkeypatch.chdir(tmp_path)
     for seed in range(1, 6):
         for env_id, level in (("CartPole-v1", 400.0), ("Acrobot-v1", 90.0)):
@@ -304,7 +304,7 @@ def test_two_sets_of_ten_large_runs_are_quick(
 
 
 class FakeWandb(types.ModuleType):
-    """Answers as wandb's public API does; remembers what it was asked."""
+    """A fake of wandb's public API that records its calls."""
 
     def __init__(self) -> None:
         super().__init__("wandb")

@@ -1,4 +1,4 @@
-"""The run layer: what it writes, refuses and survives."""
+"""Run: what it writes, which input it refuses, and that runs resume."""
 
 import csv
 import json
@@ -550,7 +550,7 @@ def test_cartpole_is_solved(train) -> None:
 
 
 def test_observations_of_whole_numbers_are_played_too(train) -> None:
-    """FrozenLake shows the number of a field, which becomes a vector of integers."""
+    """FrozenLake's observation is a number, which becomes a vector of integers."""
     flags = "--env-id FrozenLake-v1 --total-timesteps 512 --num-steps 32 --save-model"
     done = train("ppo", f"{flags} --eval-episodes 2")
     assert len(json.loads((done.folder / "finished.json").read_text())["eval_returns"]) == 2

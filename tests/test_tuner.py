@@ -1,4 +1,4 @@
-"""The tuner on real runs: every value arrives, runs are pruned while they train, studies go on."""
+"""The tuner on real runs: settings reach the runs, trials are pruned, studies continue."""
 
 import json
 import shlex
@@ -41,7 +41,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """As typed in the documentation, with less work; two trials side by side."""
+    """The example of the documentation with fewer steps; two trials in parallel."""
     tuner = Tuner(
         script=str(ROOT / "cleanrl/ppo.py"),
         metric="charts/episodic_return",
