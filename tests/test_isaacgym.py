@@ -1,4 +1,4 @@
-"""Environments on the GPU for torch: their resets, and whose they are."""
+"""Environments on the GPU for torch: resets, and the choice of the package."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from cleanrl_utils.running import checkpoint
 
 
 class Clock:
-    """The observation is the time, plus the hundred that an episode started from."""
+    """The observation is the time, plus a hundred per episode."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -33,7 +33,7 @@ class Clock:
         return state, jnp.stack(state)
 
     def step(self, key, state, action):
-        """Dies after 3 steps if the action is negative, else its time is over after 5."""
+        """Terminates after 3 steps if the action is negative, else is truncated after 5."""
         state = state[0], state[1] + 1
         terminated = (state[1] >= 3) & (action[0] < 0)
         return state, jnp.stack(state), action[0], terminated, (state[1] >= 5) & ~terminated
@@ -101,7 +101,7 @@ def test_names_of_tasks() -> None:
 
 
 def test_isaac_gym_is_used_where_it_is_installed(monkeypatch) -> None:
-    """A stand-in that speaks Isaac Gym's language: an episode ends at its third step."""
+    """A fake with Isaac Gym's interface: episodes end at their third step."""
 
     class Simulation:
         observation_space, action_space = np.zeros(1), np.zeros(1)
