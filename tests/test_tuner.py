@@ -243,7 +243,7 @@ def test_trials_of_a_tuner_that_was_killed_are_queued_again() -> None:
     lost.set_user_attr("process", [socket.gethostname(), dead.pid])
     elsewhere = tuner.study.ask()
     elsewhere.set_user_attr("process", ["another-machine", dead.pid])
-    tuner.bury_dead_trials()
+    tuner.requeue_dead_trials()
     states = [trial.state for trial in tuner.study.trials]
     assert states == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
     assert tuner.params_fn(tuner.study.ask()) == {"gamma": lost.params["gamma"]}
@@ -253,7 +253,7 @@ def test_scores_are_joined_as_asked() -> None:
     tasks = {"A-v0": [0, 10], "B-v0": [-5, 5]}
     tuner = make_tuner(dict, target_scores=tasks, aggregation_type="min")
     assert tuner.score([100.0] + [5.0] * 50, "A-v0") == 0.5  # the last 50 only
-    assert tuner.join([[0.5, 0.2], [0.9, 1.0]]) == pytest.approx((0.2 + 0.9) / 2)
+    assert tuner.trial_score([[0.5, 0.2], [0.9, 1.0]]) == pytest.approx((0.2 + 0.9) / 2)
     with pytest.raises(SystemExit):
         make_tuner(dict, target_scores={"A-v0": None, "B-v0": [0, 1]})
 
@@ -266,7 +266,7 @@ def test_scores_are_joined_as_asked() -> None:
         ({"target_scores": {"A-v0": ["0", 1]}}, "target_scores of A-v0"),
         ({"target_scores": {"A-v0": [0, float("nan")]}}, "target_scores of A-v0"),
         ({"target_scores": {"A-v0": 5}}, "target_scores of A-v0"),
-        ({"direction": "up"}, "direction is maximize or minimize, not up"),
+        ({"direction": "up"}, "direction must be maximize or minimize, not up"),
         ({"storage": "foo"}, "storage is not a database URL"),
         ({"storage": "postgresql://host:secret/optuna"}, "storage is not a database URL"),
         ({"storage": "foo://x"}, "the storage cannot be used"),
