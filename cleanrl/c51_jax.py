@@ -16,22 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.training.train_state import TrainState
 from jax import Array, random
 
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.replay.buffers_jax import Batch, Replay, ReplayMemory
+from cleanrl_utils.replay.buffers_jax import Batch, ReplayMemory
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
-from cleanrl_utils.speed.jax_tools import (
-    FlaxModel,
-    Packed,
-    Packing,
-    Params,
-    dense_inference,
-    means,
-    mlp,
-)
+from cleanrl_utils.speed.jax_learning import Training
+from cleanrl_utils.speed.jax_tools import FlaxModel, Params
 
 
 @dataclass
@@ -74,8 +68,8 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_turns = self.total_timesteps // self.num_envs
-        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
         require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
         require(self.v_min < self.v_max, "--v-min must be below --v-max")
         enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
@@ -117,7 +111,9 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        logits = mlp(obs, 120, 84, self.num_actions * self.n_atoms)
+        x = nn.relu(nn.Dense(120)(obs))
+        x = nn.relu(nn.Dense(84)(x))
+        logits = nn.Dense(self.num_actions * self.n_atoms)(x)
         return logits.reshape(-1, self.num_actions, self.n_atoms)
 
     @property
@@ -150,7 +146,7 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
     return end if step >= duration else start + (end - start) * step / duration
 
 
-def project(probs: Array, returns: Array, atoms: Array) -> Array:
+def project(probs: Array, returns: Array, atoms: Array | np.ndarray) -> Array:
     """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
     each probability is shared by the two atoms around its return, the nearer one gets more."""
     last = len(atoms) - 1
@@ -165,79 +161,60 @@ def project(probs: Array, returns: Array, atoms: Array) -> Array:
 
 
 # same as dqn_jax.py
-class Train(NamedTuple):
-    """Everything that learning changes; each network is one vector."""
+class State(NamedTuple):
+    """Everything that learning changes."""
 
-    q_network: Packed
-    target_network: Packed
-    moments: optax.OptState
+    q_network: TrainState  # parameters and their optimiser
+    target_network: Params
     key: Array
 
 
-TAGS = ["losses/loss", "losses/q_values"]
+def init(args: Args, envs: gym.vector.VectorEnv) -> State:
+    network = make_network(envs, args)
+    key = random.key(args.seed)
+    params = network.init(key, np.zeros(envs.observation_space.shape, np.float32))
+    adam = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # as in the paper
+    adam = optax.flatten(adam)  # one vector is faster than many small arrays
+    q_network = TrainState.create(apply_fn=network.apply, params=params, tx=adam)
+    return State(q_network, params, random.fold_in(key, 1))
 
 
-class Learner:
-    """Training as pure functions: what they change, they are given and return."""
-
-    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
-        self.args = args
-        self.network: Any = make_network(envs, args)
-        self.memory = ReplayMemory(args.buffer_size, envs)
-        eps = 0.01 / args.batch_size  # as in the paper
-        self.optimizer = optax.adam(args.learning_rate, eps=eps)
-        obs = np.zeros(envs.observation_space.shape, np.float32)
-        self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
-        self.packing = Packing(self.params)
-
-    # same as dqn_jax.py
-    def init(self) -> Train:
-        fresh = partial(jax.tree.map, jnp.copy, self.params)
-        q_network, target_network = self.packing.pack(fresh()), self.packing.pack(fresh())
-        key = random.fold_in(random.key(self.args.seed), 1)
-        return Train(q_network, target_network, self.optimizer.init(q_network), key)
-
-    # same as dqn_jax.py
-    def agent(self, train: Train) -> Agent:
-        return Agent(self.network, self.packing.unpack(train.q_network))
-
-    def get_loss(self, params: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
-        """The loss, and with it the mean of the predicted values."""
-        atoms = self.network.atoms
-        target_network = self.packing.unpack(train.target_network)
-        next_probs = nn.softmax(self.network.apply(target_network, batch.next_obs))
-        # not next_probs @ atoms: a GPU rounds the factors of matrices to ten bits
-        best = (next_probs * atoms).sum(2).argmax(1)
-        next_probs = jnp.take_along_axis(next_probs, best[:, None, None], 1).squeeze(1)
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        discount = self.args.gamma * (1 - batch.terminated)
-        returns = batch.rewards[:, None] + discount[:, None] * atoms
-        target_probs = project(next_probs, returns, atoms)
-        logits = self.network.apply(params, batch.obs)
-        logits = jnp.take_along_axis(logits, batch.actions[:, None, None], 1).squeeze(1)
-        logprobs = nn.log_softmax(logits)
-        floor = np.log(max(self.args.min_probability, 1e-38))  # 1e-38: as good as none
-        loss = -(target_probs * jnp.maximum(logprobs, floor)).sum(1).mean()  # cross-entropy
-        return loss, jnp.stack([loss, (jnp.exp(logprobs) @ atoms).mean()])
-
-    # same as dqn_jax.py
-    def learn(self, train: Train, sums: Array, replay: Replay) -> tuple[Train, Array]:
-        """One gradient step; what is logged of it is added to the sums."""
-        key, batch_key = random.split(train.key)
-        batch = self.memory.sample(replay, batch_key, self.args.batch_size)
-        params = self.packing.unpack(train.q_network)
-        grads, losses = jax.grad(self.get_loss, has_aux=True)(params, train, batch)
-        updates, moments = self.optimizer.update(self.packing.pack(grads), train.moments)
-        q_network = optax.apply_updates(train.q_network, updates)
-        train = train._replace(q_network=q_network, moments=moments, key=key)
-        return train, sums + jnp.stack([losses, jnp.ones(2)])
+def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Array, dict]:
+    """The loss, and metrics."""
+    atoms = np.linspace(args.v_min, args.v_max, args.n_atoms, dtype=np.float32)
+    q_network = state.q_network.apply_fn
+    next_probs = nn.softmax(q_network(state.target_network, batch.next_obs))
+    # not next_probs @ atoms: a GPU rounds the factors of matrices to ten bits
+    best = (next_probs * atoms).sum(2).argmax(1)
+    next_probs = jnp.take_along_axis(next_probs, best[:, None, None], 1).squeeze(1)
+    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    discount = args.gamma * (1 - batch.terminated)
+    returns = batch.rewards[:, None] + discount[:, None] * atoms
+    target_probs = project(next_probs, returns, atoms)
+    logits = q_network(params, batch.obs)
+    logits = jnp.take_along_axis(logits, batch.actions[:, None, None], 1).squeeze(1)
+    logprobs = nn.log_softmax(logits)
+    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: as good as none
+    loss = -(target_probs * jnp.maximum(logprobs, floor)).sum(1).mean()  # cross-entropy
+    return loss, {"losses/loss": loss, "losses/q_values": (jnp.exp(logprobs) @ atoms).mean()}
 
 
-def best_actions(logits: np.ndarray, atoms: np.ndarray) -> np.ndarray:
-    """Those of the highest mean return; of NumPy's arrays."""
-    logits = logits.reshape(len(logits), -1, len(atoms))
-    probs = np.exp(logits - logits.max(-1, keepdims=True))
-    return (probs @ atoms / probs.sum(-1)).argmax(-1)
+# same as dqn_jax.py
+def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
+    """One gradient step, and its metrics."""
+    gradient = jax.grad(get_loss, has_aux=True)
+    grads, metrics = gradient(state.q_network.params, state, args, batch)
+    return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
+
+
+def update_target(args: Args, state: State) -> State:
+    """target = network"""
+    return state._replace(target_network=state.q_network.params)
+
+
+# same as dqn_jax.py
+def greedy_actions(state: State, obs: Array) -> Array:
+    return state.q_network.apply_fn(state.q_network.params, obs, method="act")
 
 
 if __name__ == "__main__":
@@ -246,53 +223,49 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
 
-    learner = Learner(args, envs)
-    memory = learner.memory
-    logits = dense_inference(learner.network, learner.packing)
-    learn = jax.jit(learner.learn, donate_argnums=0)
-    copy_to_target = lambda train: train._replace(target_network=train.q_network)  # noqa: E731
-    update_target = jax.jit(copy_to_target, donate_argnums=0)
-    insert = jax.jit(memory.insert, donate_argnums=0)
-    nothing = jnp.zeros((2, len(TAGS)))
+    agent = Agent.from_args(envs, args)
+    memory = ReplayMemory(args.buffer_size, envs)
+    first = jax.jit(partial(init, args, envs))()
+    training = Training(partial(update, args), first, memory, args.batch_size)
+    act = training.policy(greedy_actions)
+    follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
-    state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **state, rng=rng, envs=envs)
-    train, replay, sums = (run.state[name] for name in state)
-    del state  # a resumed run has read its own: let go of the other memory
+    start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
     obs, ended = envs.obs, envs.ended
-    for turn in range(start, args.num_turns):
-        # new environments, so that a resumed run is the same run
+    for iteration in range(start, args.num_iterations):
         # Act. Each environment explores by a coin of its own.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
-        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, iteration * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
-            actions[:] = best_actions(logits(train.q_network, obs), learner.network.atoms)
+            actions[:] = act(obs)
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+        first_step = iteration * args.num_envs + 1
+        for global_step in range(first_step, first_step + args.num_envs):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
-                train, sums = learn(train, sums, replay)
+                training.update()
             if learning and global_step % args.target_network_frequency == 0:
-                train = update_target(train)
+                training.change(follow)
             if global_step % 100 == 0:
-                run.log(means(TAGS, sums), global_step)
-                sums = nothing
+                run.log(training.metrics(), global_step)
 
         # Step, and remember it unless it only reset an environment whose episode had ended.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         if run.evaluation_due(global_step):
-            run.evaluate(learner.agent(train), global_step)
-        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
+            agent.params = training.state.q_network.params
+            run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    run.finish(learner.agent(train))
+    agent.params = training.state.q_network.params
+    run.finish(agent)

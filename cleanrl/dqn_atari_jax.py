@@ -16,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.training.train_state import TrainState
 from jax import Array, random
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
-from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, FrameReplay
+from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
-from cleanrl_utils.speed.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
+from cleanrl_utils.speed.jax_learning import Training
+from cleanrl_utils.speed.jax_tools import FlaxModel, Params
 
 
 @dataclass
@@ -62,8 +64,8 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_turns = self.total_timesteps // self.num_envs
-        require(self.num_turns > 0, "--total-timesteps must be at least --num-envs")
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
         enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
@@ -110,11 +112,12 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        x = jnp.moveaxis(obs, 1, -1) / 255  # of bytes, (batch, 4, 84, 84)
-        x = nn.relu(conv(x, 32, size=8, stride=4))
-        x = nn.relu(conv(x, 64, size=4, stride=2))
-        x = nn.relu(conv(x, 64, size=3, stride=1))
-        return mlp(x.reshape(len(x), -1), 512, self.num_actions)
+        x = jnp.moveaxis(obs, 1, -1) / 255  # from bytes, (batch, 4, 84, 84)
+        x = nn.relu(nn.Conv(32, (8, 8), 4, padding="VALID")(x))
+        x = nn.relu(nn.Conv(64, (4, 4), 2, padding="VALID")(x))
+        x = nn.relu(nn.Conv(64, (3, 3), 1, padding="VALID")(x))
+        x = nn.relu(nn.Dense(512)(x.reshape(len(x), -1)))
+        return nn.Dense(self.num_actions)(x)
 
     def act(self, obs: Array) -> Array:
         return self(obs).argmax(-1)  # exploration is the training loop's
@@ -141,69 +144,53 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
 
 
 # same as dqn_jax.py
-class Train(NamedTuple):
-    """Everything that learning changes; each network is one vector."""
+class State(NamedTuple):
+    """Everything that learning changes."""
 
-    q_network: Packed
-    target_network: Packed
-    moments: optax.OptState
+    q_network: TrainState  # parameters and their optimiser
+    target_network: Params
     key: Array
 
 
-TAGS = ["losses/td_loss", "losses/q_values"]
+def init(args: Args, envs: gym.vector.VectorEnv) -> State:
+    network = make_network(envs, args)
+    key = random.key(args.seed)
+    params = network.init(key, np.zeros(envs.observation_space.shape, np.uint8))
+    adam = optax.adam(args.learning_rate)
+    q_network = TrainState.create(apply_fn=network.apply, params=params, tx=adam)
+    return State(q_network, params, random.fold_in(key, 1))
 
 
-class Learner:
-    """Training as pure functions: what they change, they are given and return."""
+def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Array, dict]:
+    """The loss, and metrics."""
+    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    q_network = state.q_network.apply_fn
+    best_next = q_network(state.target_network, batch.next_obs).max(1)
+    td_target = batch.rewards + args.gamma * best_next * (1 - batch.terminated)
+    q_values = q_network(params, batch.obs)
+    q_values = jnp.take_along_axis(q_values, batch.actions[:, None], 1).squeeze(1)
+    td_loss = jnp.square(q_values - td_target).mean()
+    return td_loss, {"losses/td_loss": td_loss, "losses/q_values": q_values.mean()}
 
-    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
-        self.args = args
-        self.network: Any = make_network(envs, args)
-        self.memory = FrameMemory(args.buffer_size, envs)
-        self.optimizer = optax.adam(args.learning_rate)
-        obs = np.zeros(envs.observation_space.shape, np.uint8)
-        self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
-        self.packing = Packing(self.params, few=jax.default_backend() != "cpu")
 
-    # same as dqn_jax.py
-    def init(self) -> Train:
-        fresh = partial(jax.tree.map, jnp.copy, self.params)
-        q_network, target_network = self.packing.pack(fresh()), self.packing.pack(fresh())
-        key = random.fold_in(random.key(self.args.seed), 1)
-        return Train(q_network, target_network, self.optimizer.init(q_network), key)
+# same as dqn_jax.py
+def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
+    """One gradient step, and its metrics."""
+    gradient = jax.grad(get_loss, has_aux=True)
+    grads, metrics = gradient(state.q_network.params, state, args, batch)
+    return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
 
-    # same as dqn_jax.py
-    def agent(self, train: Train) -> Agent:
-        return Agent(self.network, self.packing.unpack(train.q_network))
 
-    # same as dqn_jax.py
-    def get_loss(self, params: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
-        """The loss, and with it the mean of the predicted values."""
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        target_network = self.packing.unpack(train.target_network)
-        best_next = self.network.apply(target_network, batch.next_obs).max(1)
-        td_target = batch.rewards + self.args.gamma * best_next * (1 - batch.terminated)
-        q_values = self.network.apply(params, batch.obs)
-        q_values = jnp.take_along_axis(q_values, batch.actions[:, None], 1).squeeze(1)
-        td_loss = jnp.square(q_values - td_target).mean()
-        return td_loss, jnp.stack([td_loss, q_values.mean()])
+# same as dqn_jax.py
+def update_target(args: Args, state: State) -> State:
+    """target = tau * network + (1 - tau) * target"""
+    networks = state.q_network.params, state.target_network
+    return state._replace(target_network=optax.incremental_update(*networks, args.tau))
 
-    def learn(self, train: Train, sums: Array, replay: FrameReplay) -> tuple[Train, Array]:
-        """One gradient step; what is logged of it is added to the sums."""
-        key, batch_key = random.split(train.key)
-        batch = self.memory.sample(replay, batch_key, self.args.batch_size)
-        params = self.packing.unpack(train.q_network)
-        grads, losses = jax.grad(self.get_loss, has_aux=True)(params, train, batch)
-        updates, moments = self.optimizer.update(self.packing.pack(grads), train.moments)
-        q_network = optax.apply_updates(train.q_network, updates)
-        train = train._replace(q_network=q_network, moments=moments, key=key)
-        return train, sums + jnp.stack([losses, jnp.ones(2)])
 
-    # same as dqn_jax.py
-    def update_target(self, train: Train) -> Train:
-        """target = tau * network + (1 - tau) * target"""
-        networks = train.q_network, train.target_network
-        return train._replace(target_network=optax.incremental_update(*networks, self.args.tau))
+# same as dqn_jax.py
+def greedy_actions(state: State, obs: Array) -> Array:
+    return state.q_network.apply_fn(state.q_network.params, obs, method="act")
 
 
 if __name__ == "__main__":
@@ -212,52 +199,49 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
 
-    learner = Learner(args, envs)
-    memory = learner.memory
-    act = jax.jit(learner.packing.reader(partial(learner.network.apply, method="act")))
-    learn = jax.jit(learner.learn, donate_argnums=0)
-    update_target = jax.jit(learner.update_target, donate_argnums=0)
-    insert = jax.jit(memory.insert, donate_argnums=0)
-    nothing = jnp.zeros((2, len(TAGS)))
+    agent = Agent.from_args(envs, args)
+    memory = FrameMemory(args.buffer_size, envs)
+    first = jax.jit(partial(init, args, envs))()
+    training = Training(partial(update, args), first, memory, args.batch_size)
+    act = training.policy(greedy_actions)
+    follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
-    state = dict(train=learner.init(), replay=memory.init(), sums=nothing)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_turns, **state, rng=rng, envs=envs)
-    train, replay, sums = (run.state[name] for name in state)
-    del state  # a resumed run has read its own: let go of the other memory
+    start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
     obs, ended = envs.obs, envs.ended
-    for turn in range(start, args.num_turns):
-        # new environments, so that a resumed run is the same run
+    for iteration in range(start, args.num_iterations):
         # Act. Each environment explores by a coin of its own.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
-        epsilon = linear_schedule(args.start_e, args.end_e, exploring, turn * args.num_envs)
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, iteration * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
         if not explore.all():
-            actions[:] = act(train.q_network, obs)
+            actions[:] = act(obs)
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
-        for global_step in range(turn * args.num_envs + 1, (turn + 1) * args.num_envs + 1):
+        first_step = iteration * args.num_envs + 1
+        for global_step in range(first_step, first_step + args.num_envs):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
-                train, sums = learn(train, sums, replay)
+                training.update()
             if learning and global_step % args.target_network_frequency == 0:
-                train = update_target(train)
+                training.change(follow)
             if global_step % 100 == 0:
-                run.log(means(TAGS, sums), global_step)
-                sums = nothing
+                run.log(training.metrics(), global_step)
 
         # Step, and remember it unless it only reset an environment whose episode had ended.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         if run.evaluation_due(global_step):
-            run.evaluate(learner.agent(train), global_step)
-        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
+            agent.params = training.state.q_network.params
+            run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    run.finish(learner.agent(train))
+    agent.params = training.state.q_network.params
+    run.finish(agent)

@@ -149,7 +149,7 @@ class RunningStats(nn.Module):
 
 # same as ppo_procgen.py
 class Residual(nn.Module):
-    """What two convolutions add to their input."""
+    """A residual block of two convolutions."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -162,13 +162,15 @@ class Residual(nn.Module):
 
 # same as ppo_procgen.py
 def impala(channels: int, height: int, width: int) -> nn.Sequential:
-    """The larger network of IMPALA's paper, https://arxiv.org/abs/1802.01561, without memory."""
+    """The larger network of IMPALA, https://arxiv.org/abs/1802.01561, without its LSTM."""
     layers: list[nn.Module] = []
     for outputs in (16, 32, 32):
         conv = nn.Conv2d(channels, outputs, 3, padding=1)
         pool = nn.MaxPool2d(3, stride=2, padding=1)  # halves, and rounds up
         layers += [conv, pool, Residual(outputs), Residual(outputs)]
-        channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+        channels = outputs
+        height = (height + 1) // 2
+        width = (width + 1) // 2
     last = nn.Linear(channels * height * width, 256)
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
 
@@ -213,11 +215,11 @@ class Agent(nn.Module):
 
     # same as ppo_procgen.py
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self.act_and_tell(obs, greedy)[0]
+        return self.act_logprob_value(obs, greedy)[0]
 
     # same as ppo_procgen.py
-    def act_and_tell(self, obs: Tensor, greedy: bool = False) -> tuple[Tensor, ...]:
-        """Actions, their log-probabilities and the values: all that a rollout has to know."""
+    def act_logprob_value(self, obs: Tensor, greedy: bool = False) -> tuple[Tensor, ...]:
+        """Actions, their log-probabilities and the values."""
         logprobs, value, *_ = self(obs)
         scores = logprobs
         if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
@@ -378,7 +380,7 @@ if __name__ == "__main__":
     optimizer = optim.Adam(agent.parameters(), rate(), **adam)
     aux_optimizer = optim.Adam(agent.parameters(), rate(), **adam)  # other losses, other moments
     return_stats = RunningStats()
-    sample = accelerate(torch.no_grad()(agent.act_and_tell), device, args)
+    sample = accelerate(torch.no_grad()(agent.act_logprob_value), device, args)
     learn = {}  # by (train policy, train value function)
     for kind in [(True, True), (True, False), (False, True)]:
         learn[kind] = accelerate(partial(update, agent, optimizer, args, *kind), device, args)

@@ -97,7 +97,8 @@ def make_env(
 
 def init_params(env: Brax, seed: int) -> Params:
     """Actor and critic, two networks that share nothing."""
-    params, rng = Params(), np.random.default_rng(seed)
+    params: dict[str, Any] = {}
+    rng = np.random.default_rng(seed)
     num_actions = env.action_space.shape[0]
     # small outputs at first: explore before having opinions
     for name, outputs, std in [("actor", num_actions, 0.01), ("critic", 1, 1.0)]:

@@ -3,7 +3,7 @@
     python cleanrl/ppo_continuous_action_isaacgym.py --env-id Ant
 
 With isaacgym and isaacgymenvs installed, tasks are Isaac Gym's. It is closed, made for Python 3.8
-and no longer published, so nobody has run that path here. Otherwise Brax simulates the tasks of the
+and no longer published, so that path is untested. Otherwise Brax simulates the tasks of the
 same names, Ant, Humanoid and Cartpole, and its own; results are of these.
 Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
 """
@@ -242,7 +242,8 @@ if __name__ == "__main__":
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    shape, num_actions = (args.num_steps, args.num_envs), envs.single_action_space.shape[0]
+    shape = (args.num_steps, args.num_envs)
+    num_actions = envs.single_action_space.shape[0]
     num_obs = envs.single_observation_space.shape[0]
     obs = torch.zeros(args.num_steps + 1, args.num_envs, num_obs, device=device)
     actions = torch.zeros(*shape, num_actions, device=device)
@@ -255,7 +256,7 @@ if __name__ == "__main__":
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # Collect. Nothing leaves the GPU, nobody waits for it.
+        # Collect a rollout. Nothing leaves the GPU, and the CPU does not wait for it.
         for step in range(args.num_steps):
             obs[step] = next_obs
             action = sample(obs[step])

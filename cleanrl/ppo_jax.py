@@ -20,7 +20,7 @@ from jax import Array, random
 from cleanrl_utils.environments.jax_envs import Episode, Gymnax, Step, advance, begin, to_gym
 from cleanrl_utils.running.runs import Runs, RunsArgs, parse_args, require, segment_length
 from cleanrl_utils.running.settings import Count, NonNegative, Share
-from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, permutations
+from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, patches, permutations
 
 
 @dataclass
@@ -92,14 +92,24 @@ def make_env(
 
 def init_params(env: Gymnax, seed: int) -> Params:
     """Actor and critic, two networks that share nothing."""
-    params, rng = Params(), np.random.default_rng(seed)
+    params: dict[str, Any] = {}
+    rng = np.random.default_rng(seed)
     # small outputs at first: explore before having opinions
     for name, outputs, std in [("actor", env.action_space.n, 0.01), ("critic", 1, 1.0)]:
-        sizes, stds = [*env.observation_space.shape, 64, 64, outputs], [2**0.5, 2**0.5, std]
-        for i in range(3):
-            params[f"{name}.{i}.kernel"] = orthogonal(rng, stds[i], sizes[i], sizes[i + 1])
-            params[f"{name}.{i}.bias"] = np.zeros(sizes[i + 1], np.float32)
+        sizes, stds = layer_sizes(env.observation_space.shape, outputs), [2**0.5, 2**0.5, std]
+        for i, (inputs, units) in enumerate(sizes):
+            params[f"{name}.{i}.kernel"] = orthogonal(rng, stds[i], inputs, units)
+            params[f"{name}.{i}.bias"] = np.zeros(units, np.float32)
     return params
+
+
+def layer_sizes(obs_shape: tuple[int, ...], outputs: int) -> list[tuple[int, int]]:
+    """(inputs, units) of three layers; of a picture the first one is a convolution."""
+    if len(obs_shape) == 1:
+        return [(obs_shape[0], 64), (64, 64), (64, outputs)]
+    height, width, channels = obs_shape
+    features = (height - 2) * (width - 2) * 16
+    return [(3 * 3 * channels, 16), (features, 128), (128, outputs)]  # as MinAtar's own agents
 
 
 def mlp(params: Params, name: str, x: Array) -> Array:
@@ -109,18 +119,35 @@ def mlp(params: Params, name: str, x: Array) -> Array:
     return x
 
 
+def cnn(params: Params, name: str, x: Array) -> Array:
+    """16 filters of 3 x 3 pixels, then two dense layers."""
+    x = patches(x, size=3, stride=1)  # its product with a kernel is a convolution
+    for i in range(3):
+        x = x @ params[f"{name}.{i}.kernel"] + params[f"{name}.{i}.bias"]
+        x = jax.nn.relu(x) if i < 2 else x
+        x = x.reshape(*x.shape[:-3], -1) if i == 0 else x  # all filters at all places
+    return x
+
+
+def forward(params: Params, name: str, obs: Array) -> Array:
+    """The output of the actor or the critic for vectors or pictures."""
+    inputs = len(params[f"{name}.0.kernel"])
+    picture = inputs > obs.shape[-1]  # a filter sees all channels of 3 x 3 pixels
+    return cnn(params, name, obs) if picture else mlp(params, name, obs)
+
+
 def get_logprob_entropy_value(params: Params, obs: Array, actions: Array) -> tuple[Array, ...]:
-    logprobs = jax.nn.log_softmax(mlp(params, "actor", obs))
+    logprobs = jax.nn.log_softmax(forward(params, "actor", obs))
     entropy = -(jnp.exp(logprobs) * logprobs).sum(-1)
     chosen = actions[..., None] == jnp.arange(logprobs.shape[-1])  # quicker than indexing
-    return (logprobs * chosen).sum(-1), entropy, mlp(params, "critic", obs)[..., 0]
+    return (logprobs * chosen).sum(-1), entropy, forward(params, "critic", obs)[..., 0]
 
 
 class Agent(Model):
     """What model files hold and evaluations play."""
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        logits = np.asarray(mlp(self.params, "actor", jnp.asarray(obs)))
+        logits = np.asarray(forward(self.params, "actor", jnp.asarray(obs)))
         return (logits if greedy else logits + np.random.gumbel(size=logits.shape)).argmax(-1)
 
 
@@ -131,7 +158,7 @@ def collect(env: Gymnax, args: Args, params: Params, episodes: Episode, key: Arr
     def step(episodes: Episode, x: tuple) -> tuple[Episode, tuple]:
         noise, keys, starts = x
         # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
-        actions = (mlp(params, "actor", episodes.obs) + noise).argmax(-1)
+        actions = (forward(params, "actor", episodes.obs) + noise).argmax(-1)
         after, outcome = advance(env, episodes, actions, keys, starts)
         return after, (episodes.obs, actions, outcome)
 
@@ -205,7 +232,7 @@ def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tupl
     episodes, (obs, actions, step) = collect(env, args, params, episodes, collect_key)
 
     logprobs, _, values = get_logprob_entropy_value(params, obs, actions)
-    next_values = mlp(params, "critic", step.next_obs)[..., 0]
+    next_values = forward(params, "critic", step.next_obs)[..., 0]
     advantages = gae(step, values, next_values, args)
     returns = advantages + values
     batch = (obs, actions, logprobs, values, advantages, returns)

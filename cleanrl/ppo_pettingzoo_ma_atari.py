@@ -94,7 +94,7 @@ def make_env(
         env = atari.ClipReward(env)
         env = gym.wrappers.ResizeObservation(env, (84, 84))
         env = gym.wrappers.FrameStackObservation(env, 4)
-        env = EachPlayer(env)  # tells each one who it is
+        env = EachPlayer(env)  # adds channels that name the player
         env.action_space.seed(seed)
         return env
 

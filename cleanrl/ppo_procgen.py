@@ -132,7 +132,7 @@ class RunningStats(nn.Module):
 
 
 class Residual(nn.Module):
-    """What two convolutions add to their input."""
+    """A residual block of two convolutions."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -144,13 +144,15 @@ class Residual(nn.Module):
 
 
 def impala(channels: int, height: int, width: int) -> nn.Sequential:
-    """The larger network of IMPALA's paper, https://arxiv.org/abs/1802.01561, without memory."""
+    """The larger network of IMPALA, https://arxiv.org/abs/1802.01561, without its LSTM."""
     layers: list[nn.Module] = []
     for outputs in (16, 32, 32):
         conv = nn.Conv2d(channels, outputs, 3, padding=1)
         pool = nn.MaxPool2d(3, stride=2, padding=1)  # halves, and rounds up
         layers += [conv, pool, Residual(outputs), Residual(outputs)]
-        channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+        channels = outputs
+        height = (height + 1) // 2
+        width = (width + 1) // 2
     last = nn.Linear(channels * height * width, 256)
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
 
@@ -166,16 +168,16 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(256, envs.single_action_space.n), std=0.01)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
-        """Log-probabilities of all actions, and the value; of bytes, (n, 3, 64, 64)."""
+        """Log-probabilities of all actions, and the value; obs: bytes, (n, 3, 64, 64)."""
         pixels = obs.to(memory_format=torch.channels_last) / 255  # in this order faster
         features = self.network(pixels)
         return self.actor(features).log_softmax(-1), self.critic(features).squeeze(-1)
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self.act_and_tell(obs, greedy)[0]
+        return self.act_logprob_value(obs, greedy)[0]
 
-    def act_and_tell(self, obs: Tensor, greedy: bool = False) -> tuple[Tensor, ...]:
-        """Actions, their log-probabilities and the values: all that a rollout has to know."""
+    def act_logprob_value(self, obs: Tensor, greedy: bool = False) -> tuple[Tensor, ...]:
+        """Actions, their log-probabilities and the values."""
         logprobs, value, *_ = self(obs)
         scores = logprobs
         if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
@@ -259,7 +261,7 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     return_stats = RunningStats()
-    sample = accelerate(torch.no_grad()(agent.act_and_tell), device, args)
+    sample = accelerate(torch.no_grad()(agent.act_logprob_value), device, args)
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.

@@ -24,7 +24,7 @@ from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share, T
 from cleanrl_utils.speed.graphs import accelerate, to_device
 from cleanrl_utils.speed.inference import PolicyOnDevice
 
-STICKY = 0.25  # chance of each frame to repeat the last action: nothing can be learnt by heart
+STICKY = 0.25  # probability that a frame repeats the last action (sticky actions)
 
 
 @dataclass

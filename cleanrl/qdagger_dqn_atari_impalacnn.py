@@ -137,7 +137,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 # same as ppo_procgen.py
 class Residual(nn.Module):
-    """What two convolutions add to their input."""
+    """A residual block of two convolutions."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -150,13 +150,15 @@ class Residual(nn.Module):
 
 # same as ppo_procgen.py
 def impala(channels: int, height: int, width: int) -> nn.Sequential:
-    """The larger network of IMPALA's paper, https://arxiv.org/abs/1802.01561, without memory."""
+    """The larger network of IMPALA, https://arxiv.org/abs/1802.01561, without its LSTM."""
     layers: list[nn.Module] = []
     for outputs in (16, 32, 32):
         conv = nn.Conv2d(channels, outputs, 3, padding=1)
         pool = nn.MaxPool2d(3, stride=2, padding=1)  # halves, and rounds up
         layers += [conv, pool, Residual(outputs), Residual(outputs)]
-        channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+        channels = outputs
+        height = (height + 1) // 2
+        width = (width + 1) // 2
     last = nn.Linear(channels * height * width, 256)
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
 

@@ -16,17 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.training.train_state import TrainState
 from jax import Array, random
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
-from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, FrameReplay
+from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory
 from cleanrl_utils.running.evaluation import load_teacher
 from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
-from cleanrl_utils.speed.jax_tools import FlaxModel, Packed, Packing, Params, conv, means, mlp
+from cleanrl_utils.speed.jax_learning import Training
+from cleanrl_utils.speed.jax_tools import FlaxModel, Params
 
 
 @dataclass
@@ -138,8 +140,8 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 def residual(x: Array) -> Array:
     """In a Flax module: the input, and what two convolutions add to it."""
-    y = conv(nn.relu(x), x.shape[-1], size=3, stride=1, padding="SAME")
-    return x + conv(nn.relu(y), x.shape[-1], size=3, stride=1, padding="SAME")
+    y = nn.Conv(x.shape[-1], (3, 3))(nn.relu(x))
+    return x + nn.Conv(x.shape[-1], (3, 3))(nn.relu(y))
 
 
 class QNetwork(nn.Module):
@@ -149,12 +151,13 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        x = jnp.moveaxis(obs, 1, -1) / 255  # of bytes, (batch, 4, 84, 84)
+        x = jnp.moveaxis(obs, 1, -1) / 255  # from bytes, (batch, 4, 84, 84)
         for features in (16, 32, 32):
-            x = conv(x, features, size=3, stride=1, padding="SAME")
+            x = nn.Conv(features, (3, 3))(x)
             x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # halves, and rounds up
             x = residual(residual(x))
-        return mlp(nn.relu(x).reshape(len(x), -1), 256, self.num_actions)
+        x = nn.relu(nn.Dense(256)(nn.relu(x).reshape(len(x), -1)))
+        return nn.Dense(self.num_actions)(x)
 
     # same as dqn_atari_jax.py
     def act(self, obs: Array) -> Array:
@@ -201,84 +204,62 @@ def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) ->
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
 
 
-# same as dqn_jax.py
-class Train(NamedTuple):
-    """Everything that learning changes; each network is one vector."""
+class State(NamedTuple):
+    """Everything that learning changes, and the teacher."""
 
-    q_network: Packed
-    target_network: Packed
-    moments: optax.OptState
+    q_network: TrainState  # parameters and their optimiser
+    target_network: Params
+    teacher: Params
     key: Array
 
 
-TAGS = ["losses/loss", "losses/td_loss", "losses/distill_loss", "losses/q_values"]
-OFFLINE = ["charts/offline/loss", "charts/offline/q_loss", "charts/offline/distill_loss"]
+def init(args: Args, envs: gym.vector.VectorEnv, teacher: Params) -> State:
+    network = make_network(envs, args)
+    key = random.key(args.seed)
+    params = network.init(key, np.zeros(envs.observation_space.shape, np.uint8))
+    adam = optax.adam(args.learning_rate)
+    q_network = TrainState.create(apply_fn=network.apply, params=params, tx=adam)
+    return State(q_network, params, teacher, random.fold_in(key, 1))
 
 
-class Learner:
-    """Training as pure functions: what they change, they are given and return."""
+def get_loss(
+    params: Params, state: State, args: Args, batch: Batch, taught: Array, distill_coeff: Array
+) -> tuple[Array, dict]:
+    """The loss and metrics; `taught` are the teacher's Q-values."""
+    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    q_network = state.q_network.apply_fn
+    best_next = q_network(state.target_network, batch.next_obs).max(1)
+    td_target = batch.rewards + args.gamma * best_next * (1 - batch.terminated)
+    all_values = q_network(params, batch.obs)
+    q_values = jnp.take_along_axis(all_values, batch.actions[:, None], 1).squeeze(1)
+    td_loss = jnp.square(q_values - td_target).mean()
+    # KL divergence from the student's policy to the teacher's: summed over actions, a mean over
+    # the batch, like the TD loss
+    teacher_logprobs = nn.log_softmax(taught / args.temperature)
+    logprobs = nn.log_softmax(all_values / args.temperature)
+    kl = (jnp.exp(teacher_logprobs) * (teacher_logprobs - logprobs)).sum(1)
+    distill_loss = kl.mean()
+    loss = td_loss + distill_coeff * distill_loss
+    metrics = {"losses/loss": loss, "losses/td_loss": td_loss, "losses/distill_loss": distill_loss}
+    return loss, metrics | {"losses/q_values": q_values.mean()}
 
-    def __init__(self, args: Args, envs: gym.vector.VectorEnv, teacher: FlaxModel):
-        self.args, self.teacher = args, teacher
-        self.network: Any = make_network(envs, args)
-        self.memory = FrameMemory(args.buffer_size, envs)
-        self.optimizer = optax.adam(args.learning_rate)
-        obs = np.zeros(envs.observation_space.shape, np.uint8)
-        self.params = jax.jit(self.network.init)(random.key(args.seed), obs)
-        self.packing = Packing(self.params, few=jax.default_backend() != "cpu")
-        self.teacher_packing = Packing(teacher.params, few=self.packing.few)
 
-    # same as dqn_jax.py
-    def init(self) -> Train:
-        fresh = partial(jax.tree.map, jnp.copy, self.params)
-        q_network, target_network = self.packing.pack(fresh()), self.packing.pack(fresh())
-        key = random.fold_in(random.key(self.args.seed), 1)
-        return Train(q_network, target_network, self.optimizer.init(q_network), key)
+def update(
+    args: Args, teacher: FlaxModel, state: State, batch: Batch, distill_coeff: Array
+) -> tuple[State, list[dict]]:
+    """One gradient step, and its metrics."""
+    taught = teacher.network.apply(state.teacher, batch.obs)
+    gradient = jax.grad(get_loss, has_aux=True)
+    params = state.q_network.params
+    grads, metrics = gradient(params, state, args, batch, taught, distill_coeff)
+    return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
 
-    # same as dqn_jax.py
-    def agent(self, train: Train) -> Agent:
-        return Agent(self.network, self.packing.unpack(train.q_network))
 
-    def get_loss(
-        self, params: Params, train: Train, teacher: Packed, distill_coeff: Array, batch: Batch
-    ) -> tuple[Array, Array]:
-        """The loss, and with it its parts and the mean of the predicted values."""
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        target_network = self.packing.unpack(train.target_network)
-        best_next = self.network.apply(target_network, batch.next_obs).max(1)
-        td_target = batch.rewards + self.args.gamma * best_next * (1 - batch.terminated)
-        all_values = self.network.apply(params, batch.obs)
-        q_values = jnp.take_along_axis(all_values, batch.actions[:, None], 1).squeeze(1)
-        td_loss = jnp.square(q_values - td_target).mean()
-        # KL divergence from the student's policy to the teacher's: summed over actions, a mean over
-        # the batch, like the TD loss
-        taught = self.teacher.network.apply(self.teacher_packing.unpack(teacher), batch.obs)
-        teacher_logprobs = nn.log_softmax(taught / self.args.temperature)
-        logprobs = nn.log_softmax(all_values / self.args.temperature)
-        kl = (jnp.exp(teacher_logprobs) * (teacher_logprobs - logprobs)).sum(1)
-        distill_loss = kl.mean()
-        loss = td_loss + distill_coeff * distill_loss
-        return loss, jnp.stack([loss, td_loss, distill_loss, q_values.mean()])
-
-    def learn(
-        self, train: Train, teacher: Packed, distill_coeff: Array, sums: Array, replay: FrameReplay
-    ) -> tuple[Train, Array]:
-        """One gradient step; what is logged of it is added to the sums."""
-        key, batch_key = random.split(train.key)
-        batch = self.memory.sample(replay, batch_key, self.args.batch_size)
-        params = self.packing.unpack(train.q_network)
-        gradient = jax.grad(self.get_loss, has_aux=True)
-        grads, losses = gradient(params, train, teacher, distill_coeff, batch)
-        updates, moments = self.optimizer.update(self.packing.pack(grads), train.moments)
-        q_network = optax.apply_updates(train.q_network, updates)
-        train = train._replace(q_network=q_network, moments=moments, key=key)
-        return train, sums + jnp.stack([losses, jnp.ones(len(TAGS))])
-
-    # same as dqn_jax.py
-    def update_target(self, train: Train) -> Train:
-        """target = tau * network + (1 - tau) * target"""
-        networks = train.q_network, train.target_network
-        return train._replace(target_network=optax.incremental_update(*networks, self.args.tau))
+# same as dqn_jax.py
+def update_target(args: Args, state: State) -> State:
+    """target = tau * network + (1 - tau) * target"""
+    networks = state.q_network.params, state.target_network
+    return state._replace(target_network=optax.incremental_update(*networks, args.tau))
 
 
 if __name__ == "__main__":
@@ -288,73 +269,74 @@ if __name__ == "__main__":
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action_jax.py")
     num_actions = envs.single_action_space.n
 
-    taught_by = load_teacher(args, envs, ["dqn_atari_jax", run.script.stem], run.device)
-    learner = Learner(args, envs, taught_by)
-    memory = learner.memory
-    q_values = jax.jit(learner.packing.reader(learner.network.apply))
-    teacher_q_values = jax.jit(learner.teacher_packing.reader(learner.teacher.network.apply))
-    learn = jax.jit(learner.learn, donate_argnums=0)
-    update_target = jax.jit(learner.update_target, donate_argnums=0)
-    insert, clear = (jax.jit(f, donate_argnums=0) for f in (memory.insert, memory.clear))
-    nothing = jnp.zeros((2, len(TAGS)))
+    teacher = load_teacher(args, envs, ["dqn_atari_jax", run.script.stem], run.device)
+    agent = Agent.from_args(envs, args)
+    memory = FrameMemory(args.buffer_size, envs)
+    first = jax.jit(partial(init, args, envs))(teacher.params)
+    distill_coeff = jnp.float32(1.0)
+    learn = partial(update, args, teacher)
+    training = Training(learn, first, memory, args.batch_size, distill_coeff)
+    q_values = training.policy(lambda x, obs: x.q_network.apply_fn(x.q_network.params, obs))
+    teacher_q_values = training.policy(lambda x, obs: teacher.network.apply(x.teacher, obs))
+    follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
     teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
 
-    teacher = learner.teacher_packing.pack(learner.teacher.params)
-    state = dict(train=learner.init(), replay=memory.init(), sums=nothing, teacher=teacher)
     known = dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_iterations, **state, **known, envs=envs)
+    start = run.resume(args.num_iterations, training=training, memory=memory, **known, envs=envs)
     obs, ended = envs.obs, envs.ended
-    train, replay, sums, teacher = (run.state[name] for name in state)
-    del state  # a resumed run has read its own: let go of the other memory
     if start == 0:
-        played = run.play(learner.teacher, args.teacher_eval_episodes, args.end_e)
+        played = run.play(teacher, args.teacher_eval_episodes, args.end_e)
         teacher_return[...] = np.mean(played)
         run.log({"charts/teacher/avg_episodic_return": teacher_return}, 0)
         run.say(f"the teacher's mean return is {teacher_return:.2f}")
     distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
 
     # First phase: the teacher plays, with less and less chance, and fills the memory.
-    for turn in range(start, args.teacher_iterations):
-        steps = turn * args.num_envs
+    for iteration in range(start, args.teacher_iterations):
+        steps = iteration * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
-        actions = act(partial(teacher_q_values, teacher), obs, epsilon, rng, num_actions)
+        actions = act(teacher_q_values, obs, epsilon, rng, num_actions)
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, steps + args.num_envs, "teacher/")
-        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
+        run.checkpoint(iteration + 1)
 
     # Second phase: the student learns from what the teacher did, and from what it would do.
-    for turn in range(max(start, args.teacher_iterations), args.online_start):
-        train, sums = learn(train, teacher, distill_coeff, sums, replay)
-        step = turn - args.teacher_iterations + 1
+    for iteration in range(max(start, args.teacher_iterations), args.online_start):
+        training.update(distill_coeff)
+        step = iteration - args.teacher_iterations + 1
         global_step = args.phases["teacher"] + step
         if step % args.target_network_frequency == 0:
-            train = update_target(train)
+            training.change(follow)
         if step % 100 == 0 or step == args.offline_steps:
-            run.log(means(OFFLINE, sums[:, : len(OFFLINE)]), global_step)
-            sums = nothing
+            losses = training.metrics()
+            names = {"loss": "loss", "q_loss": "td_loss", "distill_loss": "distill_loss"}
+            offline = {f"charts/offline/{x}": losses[f"losses/{y}"] for x, y in names.items()}
+            run.log(offline, global_step)
         if step % 100_000 == 0 or step == args.offline_steps:
-            played = run.play(learner.agent(train), args.teacher_eval_episodes, args.end_e)
+            agent.params = training.state.q_network.params
+            played = run.play(agent, args.teacher_eval_episodes, args.end_e)
             run.log({"charts/offline/avg_episodic_return": np.mean(played)}, global_step)
         if run.evaluation_due(global_step):
-            run.evaluate(learner.agent(train), global_step)
-        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
+            agent.params = training.state.q_network.params
+            run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
     # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
-    for turn in range(max(start, args.online_start), args.num_iterations):
-        if turn == args.online_start:
-            replay = clear(replay)
-            envs.reset(seed=derive_seed(args.seed, turn))
+    for iteration in range(max(start, args.online_start), args.num_iterations):
+        if iteration == args.online_start:
+            memory.clear()
+            envs.reset(seed=derive_seed(args.seed, iteration))
             obs, ended = envs.obs, envs.ended
 
         # Act.
-        steps = (turn - args.online_start) * args.num_envs
+        steps = (iteration - args.online_start) * args.num_envs
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
-        actions = act(partial(q_values, train.q_network), obs, epsilon, rng, num_actions)
+        actions = act(q_values, obs, epsilon, rng, num_actions)
 
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
@@ -362,24 +344,25 @@ if __name__ == "__main__":
             global_step = args.phases["teacher"] + args.offline_steps + step
             learning = step > args.learning_starts
             if learning and step % args.train_frequency == 0:
-                train, sums = learn(train, teacher, distill_coeff, sums, replay)
+                training.update(distill_coeff)
             if learning and step % args.target_network_frequency == 0:
-                train = update_target(train)
+                training.change(follow)
             if step % 100 == 0:
                 charts = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff}
-                run.log(means(TAGS, sums) | charts, global_step)
-                sums = nothing
+                run.log(training.metrics() | charts, global_step)
 
         # Step, and remember it unless it only reset an environment whose episode had ended.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-        replay = insert(replay, memory.page(obs, next_obs, actions, rewards, terminated, ~ended))
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
         run.log_episodes(infos, global_step)
         if "_episode" in infos:
             returns[:] = [*returns, *infos["episode"]["r"][infos["_episode"]]][-len(returns) :]
             distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
         if run.evaluation_due(global_step):
-            run.evaluate(learner.agent(train), global_step)
-        run.checkpoint(turn + 1, train=train, replay=replay, sums=sums)
+            agent.params = training.state.q_network.params
+            run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
 
-    run.finish(learner.agent(train))
+    agent.params = training.state.q_network.params
+    run.finish(agent)

@@ -8,7 +8,6 @@ Every detail with its reason: docs/rl-algorithms/sac.md
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -19,23 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.training.train_state import TrainState
 from jax import Array, random
 
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.replay.buffers_jax import Batch, Replay, ReplayMemory
+from cleanrl_utils.replay.buffers_jax import Batch, ReplayMemory
 from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
-from cleanrl_utils.speed.jax_tools import (
-    Model,
-    Packing,
-    Params,
-    dense,
-    descend,
-    in_turn,
-    means,
-    mlp,
-)
+from cleanrl_utils.speed.jax_acting import NumpyModel
+from cleanrl_utils.speed.jax_learning import BackgroundTraining, steps_per_iteration
+from cleanrl_utils.speed.jax_tools import Params
 
 
 @dataclass
@@ -74,22 +67,11 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.call_size = self.learn_every * self.num_envs
-        self.num_calls = self.total_timesteps // self.call_size
-        self.calls_per_log = max(100 // self.call_size, 1)
-        call = f"at least --learn-every x --num-envs = {self.call_size}"
-        require(self.num_calls > 0, f"--total-timesteps must be {call}")
-        require(self.learning_starts >= self.call_size, f"--learning-starts must be {call}")
-        require(self.buffer_size >= self.call_size, f"--buffer-size must be {call}")
-        for frequency in (self.policy_frequency, self.target_network_frequency):
-            fits = self.call_size % frequency == 0 or frequency % self.call_size == 0
-            what = f"{self.call_size} (--learn-every x --num-envs), or be a multiple of it"
-            require(fits, f"--policy-frequency and --target-network-frequency must divide {what}")
+        frequencies = "policy-frequency", "target-network-frequency"
+        self.iteration_steps = steps_per_iteration(self, *frequencies)
+        self.num_iterations = self.total_timesteps // self.iteration_steps
+        self.log_every = max(100 // self.iteration_steps, 1)  # iterations
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
-
-    def parts(self, step: int) -> tuple[bool, bool]:
-        """Whether policy and targets take part in the update that belongs to a step."""
-        return step % self.policy_frequency == 0, step % self.target_network_frequency == 0
 
 
 # same as ppo.py
@@ -117,6 +99,18 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
+# same as ddpg_continuous_action_jax.py
+def mlp(x: Array, *widths: int) -> Array:
+    """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
+    torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
+    for i, width in enumerate(widths):
+        bound = x.shape[-1] ** -0.5
+        uniform = partial(random.uniform, minval=-bound, maxval=bound)
+        layer = nn.Dense(width, kernel_init=uniform, bias_init=uniform)
+        x = layer(x if i == 0 else nn.relu(x))
+    return x
+
+
 class Actor(nn.Module):
     """A Gaussian, squashed by tanh into the action space: each dimension has bounds of its own."""
 
@@ -126,19 +120,25 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs: Array) -> tuple[Array, Array]:
         """Mean and log of the standard deviation, before tanh; the latter within [-5, 2]."""
-        mean, log_std = jnp.split(mlp(obs, 256, 256, 2 * len(self.low), like_torch=True), 2, -1)
+        mean, log_std = jnp.split(mlp(obs, 256, 256, 2 * len(self.low)), 2, -1)
         return mean, jnp.tanh(log_std) * 3.5 - 1.5
 
     def sample(self, obs: Array, noise: Array) -> tuple[Array, Array]:
         """Actions that gradients flow through, and the logarithms of their densities."""
         mean, log_std = self(obs)
         x = mean + jnp.exp(log_std) * noise
-        scale, bias = np.subtract(self.high, self.low) / 2, np.add(self.high, self.low) / 2
+        scale = np.subtract(self.high, self.low) / 2
+        bias = np.add(self.high, self.low) / 2
         # p(a) = p(x) / (da/dx) with da/dx = scale * (1 - tanh(x)^2); the logarithm of the latter is
         # 2 log(2) + 2 x - 2 softplus(2 x), which stays exact where tanh is 1 in float32
         logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
         log_norm = (np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)).sum()
         return jnp.tanh(x) * scale + bias, logprob.sum(-1) - log_norm
+
+    def act(self, obs: Array, noise: Array) -> Array:
+        """Actions for the environment: rounding must not leave the bounds."""
+        actions, _ = self.sample(obs, noise)
+        return actions.clip(np.array(self.low), np.array(self.high))
 
 
 # same as ddpg_continuous_action_jax.py
@@ -148,144 +148,117 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, obs: Array, actions: Array) -> Array:
         x = jnp.concatenate([obs, actions], -1)
-        return mlp(x, 256, 256, 1, like_torch=True).squeeze(-1)
+        return mlp(x, 256, 256, 1).squeeze(-1)
 
 
-# Two of them; each layer is one batched product, so they cost the calls of one.
+# Two critics; each layer is one batched product.
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
-class Agent(Model):
-    """What model files hold and evaluations play."""
-
-    # same as ddpg_continuous_action_jax.py
-    def __init__(self, actor: Actor, params: Params):
-        super().__init__(params)
-        self.actor = actor
-        self.scale = np.subtract(actor.high, actor.low) / 2
-        self.bias = np.add(actor.high, actor.low) / 2
+class Agent(NumpyModel):
+    """What model files hold and evaluations play: an actor, computed by NumPy."""
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
-        low, high = envs.single_action_space.low, envs.single_action_space.high
-        return cls(Actor(tuple(low.tolist()), tuple(high.tolist())), {})
+        space = envs.single_action_space
+        return cls(Actor(tuple(space.low.tolist()), tuple(space.high.tolist())))
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        noise = (1 - greedy) * np.random.standard_normal((len(obs), len(self.scale)))
-        return self.sample(obs, noise)
-
-    def sample(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """What Actor samples, in NumPy."""
-        mean, log_std = np.split(dense(self.params, obs), 2, -1)
-        x = mean + np.exp(np.tanh(log_std) * 3.5 - 1.5) * noise
-        actions = np.tanh(x) * self.scale + self.bias  # rounding must not leave the bounds either
-        return actions.clip(self.actor.low, self.actor.high).astype(np.float32)
+        shape = len(obs), len(self.network.low)
+        noise = np.zeros(shape) if greedy else np.random.standard_normal(shape)
+        return self.compute("act", obs, noise)
 
 
-class Train(NamedTuple):
+# same as ddpg_continuous_action_jax.py
+def train_state(apply: Callable | None, params: Params, learning_rate: float) -> TrainState:
+    """A network's function and parameters, and their optimiser."""
+    return TrainState.create(apply_fn=apply, params=params, tx=optax.adam(learning_rate))
+
+
+class State(NamedTuple):
     """Everything that learning changes."""
 
-    policy: Params  # actor, and the logarithm of the temperature
-    critics: Params
+    actor: TrainState
+    critics: TrainState
     target_critics: Params
-    policy_moments: Any  # Adam's
-    q_moments: Any
+    temperature: TrainState
     key: Array
 
 
-TAGS = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss"]
-TAGS = [f"losses/{tag}" for tag in (*TAGS, "actor_loss", "alpha", "alpha_loss")]
+def init(args: Args, envs: gym.vector.VectorEnv) -> State:
+    key, actor_key, critics_key = random.split(random.key(args.seed), 3)
+    obs = np.zeros(envs.observation_space.shape)
+    actor = Agent.from_args(envs, args).network
+    actor_params = actor.init(actor_key, obs)
+    critics = Critics().init(critics_key, obs, np.zeros(envs.action_space.shape))
+    temperature = {"log_alpha": jnp.float32(0.0 if args.autotune else math.log(args.alpha))}
+    alpha_lr = args.q_lr if args.autotune else 0.0
+    return State(
+        actor=train_state(actor.apply, actor_params, args.policy_lr),
+        critics=train_state(Critics().apply, critics, args.q_lr),
+        target_critics=critics,
+        temperature=train_state(None, temperature, alpha_lr),
+        key=key,
+    )
 
 
-class Learner:
-    """Training as pure functions: what they change, they are given and return."""
+def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
+    """Summed loss of both critics, and metrics."""
+    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    sample = partial(state.actor.apply_fn, state.actor.params, method="sample")
+    next_actions, next_logprob = sample(batch.next_obs, noise)
+    q_values = state.critics.apply_fn
+    next_q = q_values(state.target_critics, batch.next_obs, next_actions).min(0)
+    next_value = next_q - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
+    targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
+    q = q_values(critics, batch.obs, batch.actions)
+    values, losses = q.mean(1), jnp.square(q - targets).mean(1)
+    metrics = {
+        "losses/qf1_values": values[0],
+        "losses/qf2_values": values[1],
+        "losses/qf1_loss": losses[0],
+    }
+    return losses.sum(), metrics | {"losses/qf2_loss": losses[1], "losses/qf_loss": losses.mean()}
 
-    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
-        self.args, self.memory = args, ReplayMemory(args.buffer_size, envs)
-        self.actor: Any = Agent.from_args(envs, args).actor
-        self.critics: Any = Critics()
-        self.q_adam, alpha_adam = optax.adam(args.q_lr), optax.adam(args.q_lr * args.autotune)
-        each = {"actor": optax.adam(args.policy_lr), "log_alpha": alpha_adam}
-        self.policy_adam = optax.multi_transform(each, {name: name for name in each})
 
-    def init(self, obs: np.ndarray) -> Train:
-        key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
-        log_alpha = 0.0 if self.args.autotune else math.log(self.args.alpha)
-        policy = {"actor": self.actor.init(actor_key, obs), "log_alpha": jnp.float32(log_alpha)}
-        critics = self.critics.init(critics_key, obs, np.zeros((len(obs), len(self.actor.low))))
-        moments = self.policy_adam.init(policy), self.q_adam.init(critics)
-        return Train(policy, critics, critics, *moments, key)
+def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
+    """Loss of the actor and the temperature, each with the other one fixed, and metrics."""
+    actor, temperature = params
+    alpha = jnp.exp(temperature["log_alpha"])
+    new_actions, logprob = state.actor.apply_fn(actor, batch.obs, noise, method="sample")
+    q = state.critics.apply_fn(state.critics.params, batch.obs, new_actions).min(0)
+    actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
+    target_entropy = -batch.actions.shape[1]  # -1 per dimension
+    alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
+    metrics = {
+        "losses/actor_loss": actor_loss,
+        "losses/alpha": alpha,
+        "losses/alpha_loss": alpha_loss,
+    }
+    return actor_loss + alpha_loss, metrics
 
-    def agrees_with(self, agent: Agent) -> bool:
-        """Whether the agent does what the actor says: they have to be changed together."""
-        rng, actions = np.random.default_rng(1), len(self.actor.low)
-        obs, noise = rng.standard_normal((2, *self.memory.shapes[0])), rng.standard_normal(actions)
-        with jax.default_device(jax.devices("cpu")[0]):  # a GPU would round its products
-            said, _ = self.actor.apply(agent.params, obs, noise, method="sample")
-        return np.allclose(agent.sample(obs, noise), said, rtol=0, atol=1e-3 * agent.scale.max())
 
-    def q_loss(self, critics: Params, train: Train, batch: Batch, noise: Array) -> tuple:
-        """Summed loss of both critics; and their values, losses and mean loss."""
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        sample = partial(self.actor.apply, train.policy["actor"], method="sample")
-        next_actions, next_logprob = sample(batch.next_obs, noise)
-        next_q = self.critics.apply(train.target_critics, batch.next_obs, next_actions).min(0)
-        next_value = next_q - jnp.exp(train.policy["log_alpha"]) * next_logprob
-        targets = batch.rewards + self.args.gamma * (1 - batch.terminated) * next_value
-        q = self.critics.apply(critics, batch.obs, batch.actions)
-        losses = jnp.square(q - targets).mean(1)
-        return losses.sum(), jnp.concatenate([q.mean(1), losses, losses.mean(keepdims=True)])
-
-    def policy_loss(self, policy: Params, train: Train, batch: Batch, noise: Array) -> tuple:
-        """Loss of actor and temperature; each leaves the other alone."""
-        alpha, stop = jnp.exp(policy["log_alpha"]), jax.lax.stop_gradient
-        sample = partial(self.actor.apply, policy["actor"], method="sample")
-        new_actions, logprob = sample(batch.obs, noise)
-        q = self.critics.apply(train.critics, batch.obs, new_actions).min(0)
-        actor_loss = (stop(alpha) * logprob - q).mean()
-        target_entropy = -len(self.actor.low)  # -1 per dimension
-        alpha_loss = -alpha * (stop(logprob).mean() + target_entropy)
-        return actor_loss + alpha_loss, jnp.stack([actor_loss, alpha, alpha_loss])
-
-    def chance(self, replay: Replay, key: Array, number: int) -> tuple[Array, Array]:
-        """What so many updates leave to chance: for each two batches, and noise for the critics and
-        for as many steps of the policy as a visit has. At once, because a GPU takes as long for the
-        random numbers of one update as for those of all."""
-        batches_key, noise_key = random.split(key)
-        batches = self.memory.choose(replay, batches_key, number, 2, self.args.batch_size)
-        shape = self.args.batch_size, len(self.actor.low)
-        return batches, random.normal(noise_key, (number, 1 + self.args.policy_frequency, *shape))
-
-    def update(
-        self, replay: Replay, train: Train, sums: Array, chance: tuple, policy: bool, move: bool
-    ) -> tuple:
-        """All that one step is worth; whether policy takes part and targets move is known before
-        the program is compiled."""
-        (rows, policy_rows), (noise, *noises) = chance
-        batch = self.memory.take(replay, rows)
-        state = train.critics, train.q_moments, train, batch, noise
-        critics, moments, q_losses = descend(self.q_loss, self.q_adam, *state)
-        train = train._replace(critics=critics, q_moments=moments)
-        policy_losses, visit = jnp.zeros(3), noises if policy else []
-        batch = self.memory.take(replay, policy_rows)
-        for noise in visit:  # as many as the steps since the last time
-            state = train.policy, train.policy_moments, train, batch, noise
-            policy_params, moments, losses = descend(self.policy_loss, self.policy_adam, *state)
-            train = train._replace(policy=policy_params, policy_moments=moments)
-            policy_losses += losses
-        if move:
-            targets = optax.incremental_update(critics, train.target_critics, self.args.tau)
-            train = train._replace(target_critics=targets)
-        losses = jnp.concatenate([q_losses, policy_losses])
-        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [len(visit)] * 3)])
-
-    def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, parts: tuple) -> tuple:
-        """Remember the turns since the last call, and make an update for each of `parts`."""
-        replay = self.memory.insert(replay, pages)
-        key, chance_key = random.split(train.key)
-        chance = self.chance(replay, chance_key, len(parts))
-        state, update = (train._replace(key=key), sums), partial(self.update, replay)
-        return *in_turn(update, state, parts, chance), replay
+def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1, 1)) -> tuple:
+    """The update of one environment step, and the metrics of each gradient step."""
+    batch, policy_batch = batches
+    policy_due, target_due = due
+    gradient = jax.grad(q_loss, has_aux=True)
+    grads, metrics = gradient(state.critics.params, state, args, batch, noise[0])
+    state = state._replace(critics=state.critics.apply_gradients(grads=grads))
+    logged = [metrics]
+    if policy_due:
+        gradient = jax.grad(policy_loss, has_aux=True)
+        for policy_noise in noise[1:]:  # as many as the environment steps since the last time
+            params = state.actor.params, state.temperature.params
+            grads, metrics = gradient(params, state, policy_batch, policy_noise)
+            actor = state.actor.apply_gradients(grads=grads[0])
+            temperature = state.temperature.apply_gradients(grads=grads[1])
+            state = state._replace(actor=actor, temperature=temperature)
+            logged.append(metrics)
+    if target_due:  # target = tau * network + (1 - tau) * target
+        networks = state.critics.params, state.target_critics
+        state = state._replace(target_critics=optax.incremental_update(*networks, args.tau))
+    return state, logged
 
 
 if __name__ == "__main__":
@@ -294,58 +267,43 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
-    learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
-    agent, memory = Agent(learner.actor, {}), learner.memory
-    first = jax.jit(learner.init)(np.zeros(envs.observation_space.shape, np.float32))
-    few, no_losses = jax.default_backend() != "cpu", jnp.zeros((2, len(TAGS)))  # see Packing
-    packing, actor_packing = Packing(first, few), Packing(first.policy["actor"], few)
-
-    @partial(jax.jit, static_argnums=4, donate_argnums=(0, 2))
-    def program(vectors: Any, *rest: Any) -> tuple:
-        train, losses, replay = learner.learn(packing.unpack(vectors), *rest)
-        return packing.pack(train), losses, replay, actor_packing.pack(train.policy["actor"])
-
-    def learn(*state: Any) -> tuple:
-        *state, actor = program(*state)
-        return *state, actor_packing.fetch(actor)
-
-    # XLA tells a GPU one kernel after the other: a thread waits for that, while this one acts.
-    background = ThreadPoolExecutor(1)
-    state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
-    state |= dict(losses=no_losses, pages=memory.pages(args.learn_every))
-    envs.reset(seed=args.seed)
-    start = run.resume(args.num_calls, **state, rng=rng, envs=envs)
-    train, replay, losses, pages = (run.state[name] for name in state)
-    del state  # a resumed run has read its own: let go of the other memory
+    agent = Agent.from_args(envs, args)
+    memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
+    noises = 1 + args.policy_frequency  # per update: for the critics and for each policy step
+    first = jax.jit(partial(init, args, envs))()
+    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, noises)
     low, high = envs.action_space.low, envs.action_space.high
-    agent.params = jax.device_get(packing.unpack(train).policy["actor"])
-    require(learner.agrees_with(agent), "Agent.act must do what Actor says: it acts in its place")
-    obs, ended = envs.obs, envs.ended
-    for call in range(start, args.num_calls):
-        # Learn from the turns before, in the background. Each environment's step is counted, so
-        # that --num-envs changes neither the number of updates nor their order.
-        begin, end = call * args.call_size, (call + 1) * args.call_size
-        parts = tuple(map(args.parts, range(max(begin, args.learning_starts) + 1, end + 1)))
-        learning = background.submit(learn, train, losses, replay, pages, parts)
+    rng = np.random.default_rng(args.seed)
 
-        # Meanwhile act: at random at first. A step that only resets is not to be remembered.
-        pages = memory.pages(args.learn_every)
-        for turn in range(args.learn_every):
-            global_step = begin + (turn + 1) * args.num_envs
-            if global_step - args.num_envs < args.learning_starts:
-                actions = rng.uniform(low, high).astype(np.float32)
-            else:
-                actions = agent.act(obs, greedy=False)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
+    agent.params = training.state.actor.params
+    obs, ended = envs.obs, envs.ended
+    for iteration in range(start, args.num_iterations):
+        # Start learning in the background, from the steps before this iteration. Each environment's
+        # step is counted, so that --num-envs changes neither the number of updates nor their order.
+        begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
+        steps = range(max(begin, args.learning_starts) + 1, end + 1)
+        policy_due = [step % args.policy_frequency == 0 for step in steps]
+        target_due = [step % args.target_network_frequency == 0 for step in steps]
+        training.start(policy_due, target_due)
+
+        # Meanwhile act: at random at first. A step that only resets its environment is not real.
+        for step in range(begin, end, args.num_envs):
+            global_step = step + args.num_envs
+            at_random = step < args.learning_starts
+            actions = rng.uniform(low, high) if at_random else agent.act(obs, greedy=False)
+            actions = actions.astype(np.float32)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-            pages[turn] = memory.page(obs, next_obs, actions, rewards, terminated, ~ended)
+            memory.collect(obs, next_obs, actions, rewards, terminated, ~ended)
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
-        train, losses, replay, agent.params = learning.result()
-        if (call + 1) % args.calls_per_log == 0:
-            run.log(means(TAGS, losses), global_step)
-            losses = no_losses
+        # Take what was learnt.
+        agent.params = training.wait()
+        if (iteration + 1) % args.log_every == 0:
+            run.log(training.metrics(), global_step)
         run.evaluate(agent, global_step)
-        run.checkpoint(call + 1, train=train, replay=replay, losses=losses, pages=pages)
+        run.checkpoint(iteration + 1)
 
     run.finish(agent)

@@ -6,7 +6,6 @@ Paper: https://arxiv.org/abs/1802.09477. Every detail with its reason: docs/rl-a
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -17,23 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.training.train_state import TrainState
 from jax import Array, random
 
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.replay.buffers_jax import Batch, Replay, ReplayMemory
-from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
+from cleanrl_utils.replay.buffers_jax import Batch, ReplayMemory
+from cleanrl_utils.running.run import Run, RunArgs, parse_args
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
-from cleanrl_utils.speed.jax_tools import (
-    Model,
-    Packing,
-    Params,
-    dense,
-    descend,
-    in_turn,
-    means,
-    mlp,
-)
+from cleanrl_utils.speed.jax_acting import NumpyModel
+from cleanrl_utils.speed.jax_learning import BackgroundTraining, steps_per_iteration
+from cleanrl_utils.speed.jax_tools import Params
 
 
 @dataclass
@@ -71,21 +64,9 @@ class Args(RunArgs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.call_size = self.learn_every * self.num_envs
-        self.num_calls = self.total_timesteps // self.call_size
-        self.calls_per_log = max(100 // self.call_size, 1)
-        call = f"at least --learn-every x --num-envs = {self.call_size}"
-        require(self.num_calls > 0, f"--total-timesteps must be {call}")
-        require(self.learning_starts >= self.call_size, f"--learning-starts must be {call}")
-        require(self.buffer_size >= self.call_size, f"--buffer-size must be {call}")
-        fits = self.call_size % self.policy_frequency == 0
-        fits |= self.policy_frequency % self.call_size == 0
-        what = f"{self.call_size} (--learn-every x --num-envs), or be a multiple of it"
-        require(fits, f"--policy-frequency must divide {what}")
-
-    def parts(self, step: int) -> tuple[bool]:
-        """Whether the policy takes part in the update that belongs to a step."""
-        return (step % self.policy_frequency == 0,)
+        self.iteration_steps = steps_per_iteration(self, "policy-frequency")
+        self.num_iterations = self.total_timesteps // self.iteration_steps
+        self.log_every = max(100 // self.iteration_steps, 1)  # iterations
 
 
 # same as ppo.py
@@ -114,17 +95,34 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 
 # same as ddpg_continuous_action_jax.py
+def mlp(x: Array, *widths: int) -> Array:
+    """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
+    torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
+    for i, width in enumerate(widths):
+        bound = x.shape[-1] ** -0.5
+        uniform = partial(random.uniform, minval=-bound, maxval=bound)
+        layer = nn.Dense(width, kernel_init=uniform, bias_init=uniform)
+        x = layer(x if i == 0 else nn.relu(x))
+    return x
+
+
+# same as ddpg_continuous_action_jax.py
 class Actor(nn.Module):
     """A deterministic policy; each dimension of an action has bounds of its own."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
-    exploration_noise: float
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        scale, bias = np.subtract(self.high, self.low) / 2, np.add(self.high, self.low) / 2
-        return jnp.tanh(mlp(obs, 256, 256, len(self.low), like_torch=True)) * scale + bias
+        scale = np.subtract(self.high, self.low) / 2
+        bias = np.add(self.high, self.low) / 2
+        return jnp.tanh(mlp(obs, 256, 256, len(self.low))) * scale + bias
+
+    def act(self, obs: Array, noise: Array) -> Array:
+        """Actions with noise, which is relative to half the action range."""
+        low, high = np.array(self.low), np.array(self.high)
+        return (self(obs) + noise * (high - low) / 2).clip(low, high)
 
 
 # same as ddpg_continuous_action_jax.py
@@ -134,138 +132,107 @@ class Critic(nn.Module):
     @nn.compact
     def __call__(self, obs: Array, actions: Array) -> Array:
         x = jnp.concatenate([obs, actions], -1)
-        return mlp(x, 256, 256, 1, like_torch=True).squeeze(-1)
+        return mlp(x, 256, 256, 1).squeeze(-1)
 
 
-# Two of them; each layer is one batched product, so they cost the calls of one.
+# Two critics; each layer is one batched product.
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
 # same as ddpg_continuous_action_jax.py
-class Agent(Model):
-    """What model files hold and evaluations play."""
+class Agent(NumpyModel):
+    """What model files hold and evaluations play: an actor, computed by NumPy."""
 
-    def __init__(self, actor: Actor, params: Params):
-        super().__init__(params)
-        self.actor = actor
-        self.scale = np.subtract(actor.high, actor.low) / 2
-        self.bias = np.add(actor.high, actor.low) / 2
+    exploration_noise = 0.0
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
-        low, high = envs.single_action_space.low, envs.single_action_space.high
-        return cls(Actor(tuple(low.tolist()), tuple(high.tolist()), args.exploration_noise), {})
+        space = envs.single_action_space
+        agent = cls(Actor(tuple(space.low.tolist()), tuple(space.high.tolist())))
+        agent.exploration_noise = args.exploration_noise
+        return agent
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
-        """What Actor says, in NumPy, and noise."""
-        actions = np.tanh(dense(self.params, obs))
-        if not greedy:  # noise of its own for each environment
-            noise = self.actor.exploration_noise * np.random.standard_normal(actions.shape)
-            actions = actions + noise
-        actions = actions * self.scale + self.bias
-        return actions.clip(self.actor.low, self.actor.high).astype(np.float32)
+        shape = len(obs), len(self.network.low)
+        noise = np.zeros(shape) if greedy else np.random.standard_normal(shape)
+        return self.compute("act", obs, self.exploration_noise * noise)
 
 
-class Train(NamedTuple):
+# same as ddpg_continuous_action_jax.py
+def train_state(apply: Callable | None, params: Params, learning_rate: float) -> TrainState:
+    """A network's function and parameters, and their optimiser."""
+    return TrainState.create(apply_fn=apply, params=params, tx=optax.adam(learning_rate))
+
+
+class State(NamedTuple):
     """Everything that learning changes."""
 
-    actor: Params
-    critics: Params
+    actor: TrainState
+    critics: TrainState
     target_actor: Params
     target_critics: Params
-    actor_moments: Any  # Adam's
-    q_moments: Any
     key: Array
 
 
-TAGS = ["qf1_values", "qf2_values", "qf1_loss", "qf2_loss", "qf_loss", "actor_loss"]
-TAGS = [f"losses/{tag}" for tag in TAGS]
+def init(args: Args, envs: gym.vector.VectorEnv) -> State:
+    key, actor_key, critics_key = random.split(random.key(args.seed), 3)
+    obs = np.zeros(envs.observation_space.shape)
+    actor = Agent.from_args(envs, args).network
+    actor_params = actor.init(actor_key, obs)
+    critics = Critics().init(critics_key, obs, np.zeros(envs.action_space.shape))
+    return State(
+        actor=train_state(actor.apply, actor_params, args.learning_rate),
+        critics=train_state(Critics().apply, critics, args.learning_rate),
+        target_actor=actor_params,
+        target_critics=critics,
+        key=key,
+    )
 
 
-class Learner:
-    """Training as pure functions: what they change, they are given and return."""
+def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
+    """Summed loss of both critics, and metrics."""
+    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    # Clipped noise on the target actions: a peak that few actions reach counts less.
+    noise = (args.policy_noise * noise).clip(-args.noise_clip, args.noise_clip)
+    target_actor = partial(state.actor.apply_fn, state.target_actor, method="act")
+    next_actions = target_actor(batch.next_obs, noise)
+    q_values = state.critics.apply_fn
+    next_q = q_values(state.target_critics, batch.next_obs, next_actions).min(0)
+    targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
+    q = q_values(critics, batch.obs, batch.actions)
+    values, losses = q.mean(1), jnp.square(q - targets).mean(1)
+    metrics = {
+        "losses/qf1_values": values[0],
+        "losses/qf2_values": values[1],
+        "losses/qf1_loss": losses[0],
+    }
+    return losses.sum(), metrics | {"losses/qf2_loss": losses[1], "losses/qf_loss": losses.mean()}
 
-    def __init__(self, args: Args, envs: gym.vector.VectorEnv):
-        self.args, self.memory = args, ReplayMemory(args.buffer_size, envs)
-        self.actor: Any = Agent.from_args(envs, args).actor
-        self.critics: Any = Critics()
-        self.adam = optax.adam(args.learning_rate)
 
-    def init(self, obs: np.ndarray) -> Train:
-        key, actor_key, critics_key = random.split(random.key(self.args.seed), 3)
-        actor = self.actor.init(actor_key, obs)
-        critics = self.critics.init(critics_key, obs, np.zeros((len(obs), len(self.actor.low))))
-        moments = self.adam.init(actor), self.adam.init(critics)
-        return Train(actor, critics, actor, critics, *moments, key)
+def actor_loss(actor: Params, state: State, batch: Batch) -> tuple:
+    actions = state.actor.apply_fn(actor, batch.obs)
+    loss = -state.critics.apply_fn(state.critics.params, batch.obs, actions)[0].mean()
+    return loss, {"losses/actor_loss": loss}
 
-    # same as ddpg_continuous_action_jax.py
-    def agrees_with(self, agent: Agent) -> bool:
-        """Whether the agent does what the actor says: they have to be changed together."""
-        obs = np.random.default_rng(1).standard_normal((2, *self.memory.shapes[0]))
-        with jax.default_device(jax.devices("cpu")[0]):  # a GPU would round its products
-            said = self.actor.apply(agent.params, obs)
-        return np.allclose(agent.act(obs), said, rtol=0, atol=1e-3 * agent.scale.max())
 
-    def smoothed_actions(self, actor: Params, obs: Array, noise: Array) -> Array:
-        """Actions with clipped noise: a peak of the critics' that few actions reach counts less."""
-        low, high = np.array(self.actor.low), np.array(self.actor.high)
-        noise = (self.args.policy_noise * noise).clip(-self.args.noise_clip, self.args.noise_clip)
-        return (self.actor.apply(actor, obs) + noise * (high - low) / 2).clip(low, high)
-
-    def q_loss(self, critics: Params, train: Train, batch: Batch, noise: Array) -> tuple:
-        """Summed loss of both critics; and their values, losses and mean loss."""
-        # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
-        next_actions = self.smoothed_actions(train.target_actor, batch.next_obs, noise)
-        next_q = self.critics.apply(train.target_critics, batch.next_obs, next_actions).min(0)
-        targets = batch.rewards + self.args.gamma * (1 - batch.terminated) * next_q
-        q = self.critics.apply(critics, batch.obs, batch.actions)
-        losses = jnp.square(q - targets).mean(1)
-        return losses.sum(), jnp.concatenate([q.mean(1), losses, losses.mean(keepdims=True)])
-
-    def actor_loss(self, actor: Params, train: Train, batch: Batch) -> tuple[Array, Array]:
-        actions = self.actor.apply(actor, batch.obs)
-        loss = -self.critics.apply(train.critics, batch.obs, actions)[0].mean()
-        return loss, loss
-
-    def chance(self, replay: Replay, key: Array, number: int) -> tuple[Array, Array]:
-        """What so many updates leave to chance: for each two batches, and noise. At once, because
-        a GPU takes as long for the random numbers of one update as for those of all."""
-        batches_key, noise_key = random.split(key)
-        batches = self.memory.choose(replay, batches_key, number, 2, self.args.batch_size)
-        shape = number, self.args.batch_size, len(self.actor.low)
-        return batches, random.normal(noise_key, shape)
-
-    def update(
-        self, replay: Replay, train: Train, sums: Array, chance: tuple, policy: bool
-    ) -> tuple:
-        """All that one step is worth; whether the policy takes part is known in advance."""
-        (rows, actor_rows), noise = chance
-        batch = self.memory.take(replay, rows)
-        critics, moments, q_losses = descend(
-            self.q_loss, self.adam, train.critics, train.q_moments, train, batch, noise
-        )
-        train = train._replace(critics=critics, q_moments=moments)
-        actor_loss = jnp.zeros(())
-        if policy:
-            batch = self.memory.take(replay, actor_rows)
-            actor, moments, actor_loss = descend(
-                self.actor_loss, self.adam, train.actor, train.actor_moments, train, batch
-            )
-            follow = partial(optax.incremental_update, step_size=self.args.tau)
-            train = train._replace(actor=actor, actor_moments=moments)
-            train = train._replace(target_actor=follow(actor, train.target_actor))
-            train = train._replace(target_critics=follow(critics, train.target_critics))
-        losses = jnp.append(q_losses, actor_loss)
-        return train, sums + jnp.stack([losses, jnp.array([1.0] * 5 + [policy])])
-
-    # same as ddpg_continuous_action_jax.py
-    def learn(self, train: Train, sums: Array, replay: Replay, pages: Array, parts: tuple) -> tuple:
-        """Remember the turns since the last call, and make an update for each of `parts`."""
-        replay = self.memory.insert(replay, pages)
-        key, chance_key = random.split(train.key)
-        chance = self.chance(replay, chance_key, len(parts))
-        state, update = (train._replace(key=key), sums), partial(self.update, replay)
-        return *in_turn(update, state, parts, chance), replay
+def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:
+    """The update of one environment step, and the metrics of each gradient step."""
+    batch, actor_batch = batches
+    (policy_due,) = due
+    gradient = jax.grad(q_loss, has_aux=True)
+    grads, metrics = gradient(state.critics.params, state, args, batch, noise[0])
+    state = state._replace(critics=state.critics.apply_gradients(grads=grads))
+    logged = [metrics]
+    if policy_due:
+        grads, metrics = jax.grad(actor_loss, has_aux=True)(state.actor.params, state, actor_batch)
+        state = state._replace(actor=state.actor.apply_gradients(grads=grads))
+        logged.append(metrics)
+        # target = tau * network + (1 - tau) * target
+        follow = partial(optax.incremental_update, step_size=args.tau)
+        target_critics = follow(state.critics.params, state.target_critics)
+        state = state._replace(target_actor=follow(state.actor.params, state.target_actor))
+        state = state._replace(target_critics=target_critics)
+    return state, logged
 
 
 if __name__ == "__main__":
@@ -274,58 +241,41 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
-    learner, rng = Learner(args, envs), np.random.default_rng(args.seed)
-    agent, memory = Agent(learner.actor, {}), learner.memory
-    first = jax.jit(learner.init)(np.zeros(envs.observation_space.shape, np.float32))
-    few, no_losses = jax.default_backend() != "cpu", jnp.zeros((2, len(TAGS)))  # see Packing
-    packing, actor_packing = Packing(first, few), Packing(first.actor, few)
-
-    @partial(jax.jit, static_argnums=4, donate_argnums=(0, 2))
-    def program(vectors: Any, *rest: Any) -> tuple:
-        train, losses, replay = learner.learn(packing.unpack(vectors), *rest)
-        return packing.pack(train), losses, replay, actor_packing.pack(train.actor)
-
-    def learn(*state: Any) -> tuple:
-        *state, actor = program(*state)
-        return *state, actor_packing.fetch(actor)
-
-    # XLA tells a GPU one kernel after the other: a thread waits for that, while this one acts.
-    background = ThreadPoolExecutor(1)
-    state: dict[str, Any] = dict(train=packing.pack(first), replay=memory.init())
-    state |= dict(losses=no_losses, pages=memory.pages(args.learn_every))
-    envs.reset(seed=args.seed)
-    start = run.resume(args.num_calls, **state, rng=rng, envs=envs)
-    train, replay, losses, pages = (run.state[name] for name in state)
-    del state  # a resumed run has read its own: let go of the other memory
+    agent = Agent.from_args(envs, args)
+    memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
+    first = jax.jit(partial(init, args, envs))()
+    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, 1)
     low, high = envs.action_space.low, envs.action_space.high
-    agent.params = jax.device_get(packing.unpack(train).actor)
-    require(learner.agrees_with(agent), "Agent.act must do what Actor says: it acts in its place")
-    obs, ended = envs.obs, envs.ended
-    for call in range(start, args.num_calls):
-        # Learn from the turns before, in the background. Each environment's step is counted, so
-        # that --num-envs changes neither the number of updates nor their order.
-        begin, end = call * args.call_size, (call + 1) * args.call_size
-        parts = tuple(map(args.parts, range(max(begin, args.learning_starts) + 1, end + 1)))
-        learning = background.submit(learn, train, losses, replay, pages, parts)
+    rng = np.random.default_rng(args.seed)
 
-        # Meanwhile act: at random at first. A step that only resets is not to be remembered.
-        pages = memory.pages(args.learn_every)
-        for turn in range(args.learn_every):
-            global_step = begin + (turn + 1) * args.num_envs
-            if global_step - args.num_envs < args.learning_starts:
-                actions = rng.uniform(low, high).astype(np.float32)
-            else:
-                actions = agent.act(obs, greedy=False)
+    envs.reset(seed=args.seed)
+    start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
+    agent.params = training.state.actor.params
+    obs, ended = envs.obs, envs.ended
+    for iteration in range(start, args.num_iterations):
+        # Start learning in the background, from the steps before this iteration. Each environment's
+        # step is counted, so that --num-envs changes neither the number of updates nor their order.
+        begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
+        steps = range(max(begin, args.learning_starts) + 1, end + 1)
+        policy_due = [step % args.policy_frequency == 0 for step in steps]
+        training.start(policy_due)
+
+        # Meanwhile act: at random at first. A step that only resets its environment is not real.
+        for step in range(begin, end, args.num_envs):
+            global_step = step + args.num_envs
+            at_random = step < args.learning_starts
+            actions = rng.uniform(low, high) if at_random else agent.act(obs, greedy=False)
+            actions = actions.astype(np.float32)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
-            pages[turn] = memory.page(obs, next_obs, actions, rewards, terminated, ~ended)
+            memory.collect(obs, next_obs, actions, rewards, terminated, ~ended)
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
-        train, losses, replay, agent.params = learning.result()
-        if (call + 1) % args.calls_per_log == 0:
-            run.log(means(TAGS, losses), global_step)
-            losses = no_losses
+        # Take what was learnt.
+        agent.params = training.wait()
+        if (iteration + 1) % args.log_every == 0:
+            run.log(training.metrics(), global_step)
         run.evaluate(agent, global_step)
-        run.checkpoint(call + 1, train=train, replay=replay, losses=losses, pages=pages)
+        run.checkpoint(iteration + 1)
 
     run.finish(agent)

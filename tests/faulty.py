@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 AFTER = int(os.environ.get("FAULTY_AFTER", "600"))  # steps of all environments of a process
 SEED = os.environ.get("FAULTY_SEED")  # go wrong only in the run that was called with this seed
@@ -71,6 +71,16 @@ class NotFinite(Odd):
         return obs * np.float32(np.nan), reward, *rest
 
 
+class NotFinitePendulum(PendulumEnv):
+    when = 70
+    taken = 0
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        obs, *rest = super().step(action)
+        return obs * np.float32(np.nan if self.taken >= self.when else 1), *rest
+
+
 class NotFiniteReward(Odd):
     def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
         return obs, float("inf"), *rest
@@ -127,6 +137,7 @@ for cls in (Raises, NotFinite, NotFiniteReward, WrongShape, NoReward, Dies, Fail
     gym.register(f"{cls.__name__}-v0", cls, max_episode_steps=500)
 for cls in (OldStep, OldReset, OldSeed):
     gym.register(f"{cls.__name__}-v0", cls, max_episode_steps=500)
+gym.register("NotFinitePendulum-v0", NotFinitePendulum, max_episode_steps=200)
 gym.register("NoLevel-v0", NoLevel)
 gym.register("Crash-v0", Faulty, max_episode_steps=500)
 gym.register("KilledOnce-v0", KilledOnce, max_episode_steps=500)

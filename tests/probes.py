@@ -156,6 +156,16 @@ class Streak(Probe):
         return self.mistaken or self.t >= self.length, False
 
 
+class Lengths(Probe):
+    """Reward 1 a step; half of the episodes take 20 steps and half 400."""
+
+    def reward(self, action: float) -> float:
+        return 1.0
+
+    def ends(self) -> tuple[bool, bool]:
+        return self.t >= (20 if self.sign < 0 else 400), False
+
+
 class Odd(Both):
     """Both, in spaces that scripts may not expect."""
 
@@ -182,7 +192,7 @@ for name, space in ODD.items():
 numbers = {"actions": ODD["BytesContinuous"], "dtype": np.int64}
 gym.register("ProbeOddNumbersContinuous-v0", Odd, kwargs=numbers)
 
-PROBES = [Constant, Cue, Discount, Action, Both, Truncation, Memory, Streak]
+PROBES = [Constant, Cue, Discount, Action, Both, Truncation, Memory, Streak, Lengths]
 for probe in PROBES:
     name = f"Probe{probe.__name__}"
     gym.register(f"{name}-v0", probe)

@@ -142,28 +142,21 @@ def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 
 def jax_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """Greedy ones of a continuous policy in JAX."""
-    train, learner = variables["packing"].unpack(variables["train"]), variables["learner"]
-    params = train.policy["actor"] if hasattr(train, "policy") else train.actor
-    return variables["Agent"](learner.actor, params).act(obs)
+    """Greedy ones of a policy in JAX."""
+    return variables["agent"].act(obs)
 
 
 def jax_critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """As critic_values."""
-    train, learner = variables["packing"].unpack(variables["train"]), variables["learner"]
-    name = "critics" if hasattr(train, "critics") else "critic"
-    actions = jax_actions(variables, obs)
-    values = np.asarray(getattr(learner, name).apply(getattr(train, name), obs, actions))
+    state = variables["training"].state
+    critics = state.critics if hasattr(state, "critics") else state.critic
+    values = np.asarray(critics.apply_fn(critics.params, obs, jax_actions(variables, obs)))
     return values.min(0) if values.ndim == 2 else values
-
-
-def jax_q_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    return variables["learner"].agent(variables["train"]).act(obs)
 
 
 def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """Of the best actions."""
-    agent = variables["learner"].agent(variables["train"])
+    agent = variables["agent"]
     method = "q_values" if hasattr(agent.network, "q_values") else "__call__"
     return np.asarray(agent.network.apply(agent.params, obs, method=method)).max(1)
 
@@ -182,8 +175,8 @@ def untrained_teacher(name: str, env_id: str) -> None:
     if name == "dqn_atari":
         agent = module.QNetwork(envs)
     else:
-        learner = module.Learner(args.__class__(buffer_size=10), envs)
-        agent = learner.agent(learner.init())
+        agent = module.Agent.from_args(envs, args)
+        agent.params = module.init(args, envs).q_network.params
     envs.close()
     save_model(Path("teacher.cleanrl_model"), agent, args, name)
 
@@ -252,22 +245,25 @@ SCRIPTS = [
     ),
     Script(
         name="ppo_atari_envpool",
+        no_probe="EnvPool's environments; the update is that of ppo_atari",
         env_id="Breakout-v5",
         replays=False,
         quick=f"{ATARI_QUICK} --num-envs 2",
         tags=[*PPO_TAGS, "charts/avg_episodic_return"],
         needs=["ale_py", "cv2", "envpool"],
     ),
-    Script(  # its environments are EnvPool's: probes of its own are in tests/test_procgen.py
+    Script(
         name="ppo_procgen",
+        no_probe="EnvPool's environments; its own are in tests/test_procgen.py",
         env_id="starpilot",
         replays=False,
         quick=f"{PROCGEN_QUICK} --update-epochs 1",
         tags=PPO_TAGS,
         needs=PROCGEN_NEEDS,
     ),
-    Script(  # and so are these
+    Script(
         name="ppg_procgen",
+        no_probe="EnvPool's environments; its own are in tests/test_procgen.py",
         env_id="starpilot",
         replays=False,
         quick=f"{PROCGEN_QUICK} --n-iteration 2 --e-auxiliary 1 --num-aux-rollouts 2",
@@ -276,6 +272,7 @@ SCRIPTS = [
     ),
     Script(
         name="ppo_rnd_envpool",
+        no_probe="EnvPool's environments; its own are in tests/test_rnd.py",
         env_id="Breakout-v5",
         replays=False,
         quick=f"{ATARI_QUICK} --num-envs 2 --num-iterations-obs-norm-init 1",
@@ -285,8 +282,9 @@ SCRIPTS = [
         ],
         needs=["ale_py", "cv2", "envpool"],
     ),
-    Script(  # real games, and what is to be learnt, are in tests/test_multi_agent.py
+    Script(
         name="ppo_pettingzoo_ma_atari",
+        no_probe="games for two; its own are in tests/test_multi_agent.py",
         env_id="players:Which",
         quick=f"{ATARI_QUICK} --num-envs 2 --torch-threads 1",
         tags=[
@@ -298,6 +296,7 @@ SCRIPTS = [
     *(
         Script(
             name=name,
+            no_probe="EnvPool's environments; tests/test_jax_envpool.py has the masks",
             env_id="Breakout-v5",
             replays=False,
             quick=f"{ATARI_QUICK} --num-envs 2",
@@ -487,7 +486,7 @@ SCRIPTS = [
         tags=[*DQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=DQN_PROBE,
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["flax"],
     ),
     Script(
@@ -497,7 +496,7 @@ SCRIPTS = [
         tags=[*C51_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=f"{DQN_PROBE} {C51_PROBE}",
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["flax"],
     ),
     Script(
@@ -509,7 +508,7 @@ SCRIPTS = [
         probe_suffix="Pixels",
         probes=["Both", "Truncation"],
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["ale_py", "cv2", "flax"],
     ),
     Script(
@@ -521,11 +520,12 @@ SCRIPTS = [
         probe_suffix="Pixels",
         probes=["Both"],
         values=jax_q_values,
-        acts=jax_q_actions,
+        acts=jax_actions,
         needs=["ale_py", "cv2", "flax"],
     ),
     Script(
         name="qdagger_dqn_atari_impalacnn",
+        no_probe="needs a teacher; its own are in tests/test_qdagger.py",
         env_id="probes:ProbeTruncationPixels-v0",
         quick=f"{QDAGGER_QUICK} --torch-threads 1",
         tags=QDAGGER_TAGS,
@@ -534,29 +534,33 @@ SCRIPTS = [
     ),
     Script(
         name="qdagger_dqn_atari_jax_impalacnn",
+        no_probe="needs a teacher; its own are in tests/test_qdagger.py",
         env_id="probes:ProbeTruncationPixels-v0",
         quick=QDAGGER_QUICK,
         tags=QDAGGER_TAGS,
         needs=["cv2", "flax"],
         prepare=partial(untrained_teacher, "dqn_atari_jax"),
     ),
-    Script(  # its environments are gymnax's: probes of its own are in tests/test_jax_ppo.py
+    Script(
         name="ppo_jax",
+        no_probe="gymnax's environments; its own are in tests/test_jax_ppo.py",
         env_id="CartPole-v1",
         quick="--total-timesteps 4096 --num-steps 64",
         tags=PPO_TAGS,
         needs=["gymnax"],
     ),
-    Script(  # its environments are Brax's: see tests/test_isaacgym.py for their resets
+    Script(
         name="ppo_continuous_action_isaacgym",
+        no_probe="Brax's environments; resets are in tests/test_isaacgym.py",
         env_id="Cartpole",
         quick="--total-timesteps 1024 --num-envs 8 --num-steps 8",
         tags=PPO_TAGS,
         needs=["brax"],
         discrete=False,
     ),
-    Script(  # its environments are Brax's
+    Script(
         name="ppo_continuous_action_brax_jax",
+        no_probe="Brax's environments; its loss is in tests/test_jax_ppo.py",
         env_id="inverted_pendulum",
         quick="--total-timesteps 512 --num-envs 4 --num-steps 8 --num-minibatches 2",
         tags=PPO_TAGS,

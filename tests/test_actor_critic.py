@@ -138,8 +138,9 @@ def targets_of(
     with torch.no_grad():
         for x in (*agent.critics.parameters(),):
             x.zero_()
-    losses = module.update_critics(agent, Frozen(agent.critics), args, *transitions)[2:4]
-    return losses.sqrt()  # of a single transition: |target|
+    losses = module.update_critics(agent, Frozen(agent.critics), args, *transitions)
+    both = torch.stack([losses["losses/qf1_loss"], losses["losses/qf2_loss"]])
+    return both.sqrt()  # of a single transition: |target|
 
 
 @pytest.mark.parametrize("module", [sac, td3], ids=lambda m: m.__name__)
@@ -202,7 +203,7 @@ def temperature_after(
     optimizer.add_param_group({"params": [agent.log_alpha], "lr": 0.01})
     for _ in range(5):
         found = module.update_policy(agent, optimizer, args, obs)
-    return agent.log_alpha.item(), found[1].item()
+    return agent.log_alpha.item(), found["losses/alpha"].item()
 
 
 @pytest.mark.parametrize("module", [sac, sac_atari], ids=lambda m: m.__name__)
@@ -223,7 +224,9 @@ def test_fixed_temperature_is_the_flags() -> None:
     agent = sac.Agent(Spaces(), sac.Args(autotune=False, alpha=0.3))
     optimizer = torch.optim.Adam(agent.actor.parameters())
     found = sac.update_policy(agent, optimizer, sac.Args(autotune=False), *batch())
-    assert found[1] == pytest.approx(0.3) and agent.log_alpha.exp() == pytest.approx(0.3)
+    assert found["losses/alpha"] == pytest.approx(0.3) and agent.log_alpha.exp() == pytest.approx(
+        0.3
+    )
 
 
 @pytest.mark.parametrize("module", [sac, sac_atari], ids=lambda m: m.__name__)
@@ -296,5 +299,5 @@ def test_discrete_policy_loss_is_the_expectation_over_actions() -> None:
         probs = agent.actor(obs).softmax(-1)
         q = torch.minimum(*agent.critics(obs))
         wanted = sum(p @ (0.5 * p.log() - v) for p, v in zip(probs, q, strict=True)) / 5
-    loss = sac_atari.update_policy(agent, Frozen(agent.actor), args, obs)[0]
+    loss = sac_atari.update_policy(agent, Frozen(agent.actor), args, obs)["losses/actor_loss"]
     assert loss == pytest.approx(wanted.item(), rel=1e-4)

@@ -12,7 +12,7 @@ from torch import nn
 from cleanrl import c51, c51_atari, dqn
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running.evaluation import build, save_model
-from cleanrl_utils.speed.inference import in_numpy
+from cleanrl_utils.speed.inference import numpy_forward
 
 
 def test_projection_of_a_case_computed_by_hand() -> None:
@@ -95,7 +95,8 @@ def test_targets_bootstrap_unless_terminated(module) -> None:
     for i in range(2):
         part = [x[i : i + 1] for x in (obs, next_obs, actions, rewards, terminated)]
         still = torch.optim.SGD(network.parameters(), lr=0.0)
-        losses.append(module.update(network, target, still, args, *part)[0].item())
+        found = module.update(network, target, still, args, *part)
+        losses.append(found["losses/td_loss" if module is dqn else "losses/loss"].item())
     with torch.no_grad():
         if module is dqn:
             q, best = network(obs[0])[1], target(next_obs[0]).max()
@@ -159,16 +160,16 @@ def test_too_early_a_start_is_refused() -> None:
 
 def test_numpy_computes_what_torch_does() -> None:
     network = q_network(dqn)
-    forward = in_numpy(network, otherwise=lambda obs: pytest.fail("not needed"))
+    forward = numpy_forward(network, otherwise=lambda obs: pytest.fail("not needed"))
     with torch.no_grad():
         for weight in network.parameters():  # as an optimiser does: in place, afterwards
             weight.add_(0.1)
         obs = np.random.default_rng(0).normal(size=(8, 4))
         assert np.allclose(forward(obs), network(torch.tensor(obs).float()), atol=1e-5)
-    many = in_numpy(network, otherwise=lambda obs: "torch")
+    many = numpy_forward(network, otherwise=lambda obs: "torch")
     assert many(np.zeros((9, 4))) == "torch"
-    assert in_numpy(q_network(c51).q_values, otherwise=forward) is forward
-    assert in_numpy(nn.Sequential(nn.Conv2d(4, 8, 3)), otherwise=forward) is forward
+    assert numpy_forward(q_network(c51).q_values, otherwise=forward) is forward
+    assert numpy_forward(nn.Sequential(nn.Conv2d(4, 8, 3)), otherwise=forward) is forward
 
 
 @pytest.mark.parametrize("name", ["dqn", "c51"])

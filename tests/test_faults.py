@@ -1,6 +1,14 @@
 """Environments, disks and files that fail: one line, and the last good checkpoint is kept."""
 
+import contextlib
+import errno
+import os
 import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,11 +16,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from cleanrl_utils.environments.failures import all_finite, not_finite
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.errors import Stopped
 from cleanrl_utils.running import checkpoint
+from cleanrl_utils.running.run import Run
 
 SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 320 --num-minibatches 1 --checkpoints 10"
 VECTORS = [SyncVectorEnv, AsyncVectorEnv]
@@ -119,3 +129,257 @@ def test_what_is_no_environment_s_fault_keeps_its_traceback() -> None:
     envs.reset(seed=1)
     with pytest.raises(TypeError):
         envs.step(None)
+
+
+# -- checkpoints --------------------------------------------------------------------------------
+
+
+OFF_POLICY = "--total-timesteps 350 --learning-starts 100 --buffer-size 1000 --checkpoints 10"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "script, env_id, networks",
+    [
+        ("dqn", "NotFinite", ["q_network", "target_network", "optimizer"]),
+        ("sac_continuous_action", "NotFinitePendulum", ["agent"]),
+    ],
+)
+def test_the_last_good_checkpoint_is_good(
+    script: str, env_id: str, networks: list[str], train, monkeypatch, capfd
+) -> None:
+    """Observations turn NaN at step 200, and nobody notices until the networks have them, too."""
+    import faulty
+
+    monkeypatch.setattr(getattr(faulty, env_id), "when", 200)
+    monkeypatch.setattr("cleanrl_utils.environments.vector.all_finite", lambda *_: True)
+    with pytest.raises(SystemExit) as stop:
+        train(script, f"--env-id faulty:{env_id}-v0 {OFF_POLICY} --batch-size 64 --num-envs 1")
+    assert stop.value.code == 1 and "last good checkpoint" in only_line(capfd.readouterr().err)
+    (path,) = Path("runs").rglob("checkpoint.safetensors")
+    about, state = checkpoint.load(path)
+    assert about["iteration"] < 350
+    assert set(networks) <= set(state)
+    for name in set(state) - {"memory", "envs"}:
+        assert all(np.isfinite(array).all() for array in arrays_in(state[name])), name
+
+
+def arrays_in(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from arrays_in(item)
+    elif hasattr(value, "shape"):
+        array = np.asarray(value)
+        yield array if array.dtype.kind == "f" else np.zeros(1)
+
+
+class Killed(BaseException):
+    """Stands for a process that dies."""
+
+
+@pytest.fixture
+def killed(train, monkeypatch) -> Any:
+    """killed() makes a run of ppo.py that died after its third checkpoint; returns its folder."""
+
+    def make(runs_dir: str = "runs", flags: str = "") -> Path:
+        written, save = [], Run._save
+
+        def dies(run: Run, iteration: int) -> None:
+            if len(written) == 3:
+                run._close()
+                raise Killed
+            save(run, iteration)
+            written.append(iteration)
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Run, "_save", dies)
+            train("ppo", f"{SMALL} {flags}", runs_dir)
+        (folder,) = Path(runs_dir).iterdir()
+        return folder
+
+    return make
+
+
+def refused(train: Any, folder: Path, capfd: Any) -> str:
+    """The line with which a resume of this run is refused."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", f"--resume {folder}")
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2
+    return line
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """A resume of a run that is still going is refused, and the run does not notice."""
+    ppo = [sys.executable, str(ROOT / "cleanrl" / "ppo.py")]
+    flags = ["--total-timesteps", "1000000", "--checkpoints", "2000"]
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen([*ppo, *flags], cwd=tmp_path, **quiet)
+    try:
+        until = time.monotonic() + 100
+        while not (saved := list(tmp_path.rglob("checkpoint.safetensors"))):
+            assert child.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        folder = saved[0].parent
+        words = [*ppo, "--resume", str(folder)]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        (line,) = done.stderr.strip().splitlines()
+        assert done.returncode == 2 and "another process is training this run" in line
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_process_that_is_gone_holds_no_lock(killed, train) -> None:
+    folder = killed()
+    assert (train("ppo", f"--resume {folder}").folder / "finished.json").exists()
+
+
+def test_the_checkpoint_of_another_run_is_refused(killed, train, capfd) -> None:
+    """Its arrays have the same names and shapes."""
+    one, other = killed("one"), killed("other", "--seed 2")
+    shutil.copy(one / "checkpoint.safetensors", other)
+    assert "the checkpoint of another run" in refused(train, other, capfd)
+
+
+@pytest.mark.parametrize("left", [0, 100, None])
+def test_metrics_that_were_lost_are_not_made_up(left: int | None, killed, train, capfd) -> None:
+    folder = killed()
+    metrics = folder / "metrics.csv"
+    if left is None:
+        metrics.unlink()
+    else:
+        os.truncate(metrics, left)
+    assert "rows are lost" in refused(train, folder, capfd)
+    assert metrics.exists() == (left is not None)
+    assert left is None or metrics.stat().st_size == left
+
+
+def test_metrics_are_on_disk_before_the_checkpoint_that_counts_them(train, monkeypatch) -> None:
+    synced, save = [], checkpoint.save
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+
+    def watched(path: Path, state: Any, about: Any, **rest: Any) -> bool:
+        metrics = path.parent / "metrics.csv"
+        if path.name == "checkpoint.safetensors":
+            assert about["csv_bytes"] == metrics.stat().st_size
+            assert synced[-1] == metrics.stat().st_ino
+        return save(path, state, about, **rest)
+
+    monkeypatch.setattr(checkpoint, "save", watched)
+    train("ppo", SMALL)
+    assert synced
+
+
+def test_what_a_kill_left_half_written_is_removed(killed, train) -> None:
+    folder = killed()
+    for name in (".checkpoint.safetensors.123.partial", ".run.json.7.partial"):
+        (folder / name).write_bytes(b"half")
+    train("ppo", f"--resume {folder}")
+    assert not list(folder.glob(".*.partial"))
+
+
+# -- disks --------------------------------------------------------------------------------------
+
+
+def stopped(train: Any, capfd: Any, flags: str = SMALL) -> str:
+    """The line with which a run stops in the middle."""
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", flags)
+    line = only_line(capfd.readouterr().err)
+    assert stop.value.code == 1 and not list(Path("runs").rglob(".*.partial"))
+    return line
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+WRITERS = {
+    "the record": "cleanrl_utils.running.folder.write_record",
+    "metrics": "cleanrl_utils.running.metrics.CsvWriter.write",
+    "metrics at a checkpoint": "cleanrl_utils.running.metrics.CsvWriter.sync",
+    "TensorBoard": "cleanrl_utils.running.metrics.TensorBoardWriter.write",
+    "a checkpoint": "cleanrl_utils.running.checkpoint.save_file",
+    "the end": "cleanrl_utils.running.folder.write_summary",
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_a_full_disk_is_one_line(what: str, train, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(WRITERS[what], full)
+    line = stopped(train, capfd)
+    assert "No space left on device" in line
+    assert ("go on from the last good checkpoint" in line) == (what == "the end")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Any]:
+    """small_disk(size) is a folder on a disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(size: str) -> Path:
+        words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        with contextlib.suppress(OSError):
+            if subprocess.run(words, capture_output=True).returncode == 0:
+                return folder
+        pytest.skip("only root may mount a disk")
+
+    yield mount
+    subprocess.run(["umount", str(folder)], capture_output=True)
+
+
+@pytest.mark.parametrize("size", ["12k", "40k", "200k"])  # of script, checkpoint, second checkpoint
+def test_a_disk_that_is_really_full(size: str, small_disk, tmp_path: Path) -> None:
+    runs = small_disk(size) / "runs"
+    words = [sys.executable, str(ROOT / "cleanrl" / "ppo.py"), *SMALL.split(), "--runs-dir"]
+    words += [str(runs)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    line = only_line(done.stderr)
+    assert done.returncode == 1 and "No space left on device" in line and "Trace" not in done.stderr
+    assert not list(runs.rglob(".*.partial"))
+    kept = list(runs.rglob("checkpoint.safetensors"))
+    assert bool(kept) == (size == "200k") == ("last good checkpoint" in line)
+    for path in kept:
+        checkpoint.load(path)
+
+
+def test_a_folder_that_disappears_is_one_line(train, monkeypatch, capfd) -> None:
+    save = checkpoint.save
+
+    def too_late(path: Path, *rest: Any, **more: Any) -> bool:
+        shutil.rmtree(path.parent)
+        return save(path, *rest, **more)
+
+    monkeypatch.setattr(checkpoint, "save", too_late)
+    line = stopped(train, capfd)
+    assert "cannot be written" in line and "there is no checkpoint yet" in line
+
+
+@pytest.mark.parametrize("name", ["run.json", "finished.json"])
+def test_records_are_written_whole_or_not_at_all(name: str, tmp_path: Path, monkeypatch) -> None:
+    from cleanrl_utils.running import folder
+
+    write = folder.write_record if name == "run.json" else folder.write_summary
+    write(tmp_path, {"old": 1})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        write(tmp_path, {"new": 2})
+    assert folder.read_json(tmp_path / name) == {"old": 1}
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+# -- settings that run to no purpose ------------------------------------------------------------
+
+
+def test_settings_that_lead_nowhere_are_said_and_run(train, capfd) -> None:
+    flags = "--total-timesteps 300 --buffer-size 50 --batch-size 64"
+    train("dqn", f"{flags} --learning-starts 300")
+    said = capfd.readouterr().err
+    assert "note: --learning-starts 300 is not reached" in said
+    assert "note: --batch-size 64 exceeds --buffer-size 50" in said
+    train("dqn", "--total-timesteps 300 --buffer-size 64 --batch-size 64 --learning-starts 299")
+    assert "note:" not in capfd.readouterr().err

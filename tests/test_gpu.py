@@ -19,8 +19,10 @@ from conftest import ROOT
 from torch import Tensor, optim
 
 from cleanrl_utils.running import rng
-from cleanrl_utils.running.metrics import Means
-from cleanrl_utils.running.run import Run, choose_device
+from cleanrl_utils.running.losses import Means
+from cleanrl_utils.running.machine import choose_device
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import PolicyOnDevice
 
 pytestmark = pytest.mark.gpu
 VECTORS = SimpleNamespace(
@@ -53,11 +55,11 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
     script = importlib.import_module(f"cleanrl.{name}")
     args = script.Args(buffer_size=2000, cudagraphs=cudagraphs, **settings)
     args.cuda = device == "cuda"
-    run = SimpleNamespace(device=choose_device(args), args=args)
+    on = choose_device(args)
     rng.seed_everything(1)
     torch.set_float32_matmul_precision("high")
     envs = GAMES if name.endswith("atari") else VECTORS
-    agent = script.Agent(envs, args).to(run.device)
+    agent = script.Agent(envs, args).to(on)
     critics = agent.critic if hasattr(agent, "critic") else agent.critics
     rates = [getattr(args, x, None) or args.learning_rate for x in ("q_lr", "policy_lr")]
     adam = dict(fused=True, capturable=device == "cuda")
@@ -66,24 +68,31 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
     if hasattr(agent, "log_alpha"):
         policy_optimizer.add_param_group({"params": [agent.log_alpha], "lr": rates[0]})
     kind = script.FrameReplayBuffer if name.endswith("atari") else script.ReplayBuffer
-    memory = script.make_memory(kind, envs, args, run.device)
+    memory = script.make_memory(kind, envs, args, on)
     fill(memory, envs, 500)
-    sample = partial(memory.sample, args.batch_size)
-    accelerate = partial(Run.accelerate, run)
     update_q = script.update_critics if hasattr(script, "update_critics") else script.update_critic
-    update_policy = partial(script.update_policy, agent, policy_optimizer, args)
+    train_q = accelerate(partial(update_q, agent, q_optimizer, args), on, args)
+    train_policy = accelerate(
+        partial(script.update_policy, agent, policy_optimizer, args), on, args
+    )
+
+    def learner(train: Callable) -> Callable:
+        losses = Means()
+        sample = partial(memory.sample, args.batch_size)
+        return capture(lambda: losses.add(train(*sample().to(on))), memory.device, args)
+
     space = envs.single_observation_space
     obs = np.zeros((1, *space.shape), space.dtype)
-    oracle = Run.oracle(run, torch.no_grad()(partial(agent.actor.act, greedy=False)))
+    policy = PolicyOnDevice(partial(agent.actor.act, greedy=False), on, args)
     functions = {
-        "act": lambda: (oracle.ask(obs), oracle.answer()),
+        "act": lambda: policy(obs),
         "insert": memory.insert,
-        "critics": accelerate(partial(update_q, agent, q_optimizer, args), sample, Means("q")),
-        "policy": accelerate(update_policy, sample, Means("policy")),
+        "critics": learner(train_q),
+        "policy": learner(train_policy),
     }
     if hasattr(agent, "log_alpha"):  # TD3's and DDPG's targets move together with the policy
         both = agent.critics, agent.target_critics
-        functions["targets"] = accelerate(partial(script.update_target, *both, args.tau))
+        functions["targets"] = accelerate(partial(script.update_target, *both, args.tau), on, args)
     return agent, functions
 
 

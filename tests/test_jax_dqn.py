@@ -21,9 +21,10 @@ from cleanrl_utils.errors import BadInput
 from cleanrl_utils.evals.dqn_jax_eval import evaluate
 from cleanrl_utils.replay import buffers_jax
 from cleanrl_utils.replay.buffers import FrameReplayBuffer
-from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory
+from cleanrl_utils.replay.buffers_jax import Batch, FrameMemory, ReplayMemory
 from cleanrl_utils.running.evaluation import build
-from cleanrl_utils.speed.jax_tools import Packing, dense_inference
+from cleanrl_utils.speed.jax_acting import in_numpy, translate
+from cleanrl_utils.speed.jax_learning import Packing, Training
 
 TWINS = {
     "dqn": (dqn, dqn_jax, VECTORS),
@@ -67,13 +68,15 @@ def test_loss_and_gradient_are_those_of_torch(
         network, target, still, torch_module.Args(**settings), *map(torch.as_tensor, batch)
     )
 
-    learner = module.Learner(module.Args(**settings, buffer_size=10), envs)
+    args = module.Args(**settings)
     params = to_flax(network, list(network.parameters()))
-    train = learner.init()._replace(
-        target_network=learner.packing.pack(to_flax(target, list(target.parameters())))
-    )
-    grads, found = jax.jit(jax.grad(learner.get_loss, has_aux=True))(params, train, batch)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    target_params = to_flax(target, list(target.parameters()))
+    state = module.init(args, envs)._replace(target_network=target_params)
+    gradient = jax.grad(lambda *x: module.get_loss(*x[:2], args, *x[2:]), has_aux=True)
+    grads, found = jax.jit(gradient)(params, state, batch)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
     gradients: list[Any] = [x.grad for x in network.parameters()]
 
     def check(a: Any, b: Any) -> None:  # within 1e-5 of the largest number of each array
@@ -131,83 +134,105 @@ def test_mass_on_an_atom_stays_there(script) -> None:
     assert abs(probs - first).max() < 1e-6
 
 
-def test_a_gradient_step_is_adams_and_the_target_moves_by_tau() -> None:
-    learner = dqn_jax.Learner(dqn_jax.Args(tau=0.25, batch_size=16, buffer_size=10), VECTORS)
-    memory, batch = learner.memory, make_batch(VECTORS, 2)
-    replay = memory.insert(memory.init(), memory.page(*batch, [True, False]))  # one to draw from
-    train, sums = jax.jit(learner.learn)(learner.init(), jnp.zeros((2, 2)), replay)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_gradient_step_is_adams_and_the_target_moves_by_tau(packed: bool, monkeypatch) -> None:
+    """On a GPU, the state is packed."""
+    monkeypatch.setattr(Packing, "enabled_by_default", staticmethod(lambda: packed))
+    args = dqn_jax.Args(tau=0.25, batch_size=16, buffer_size=10)
+    memory, batch = ReplayMemory(args.buffer_size, VECTORS), make_batch(VECTORS, 2)
+    memory.add(*batch, [True, False])  # one to draw from
+    first = dqn_jax.init(args, VECTORS)
+    before = jax.device_get(first.q_network.params)
+    training = Training(partial(dqn_jax.update, args), first, memory, args.batch_size)
+    act = training.policy(dqn_jax.greedy_actions)
+    training.update()
     repeated = Batch(*(np.repeat(x[:1], 16, 0) for x in batch))
-    gradient = jax.jit(jax.grad(learner.get_loss, has_aux=True))
-    grads, losses = gradient(learner.params, train, repeated)
+    gradient = jax.jit(jax.grad(lambda *x: dqn_jax.get_loss(*x, args, repeated), has_aux=True))
+    grads, metrics = gradient(before, dqn_jax.init(args, VECTORS))
 
     def check(new: Any, old: Any, g: Any) -> None:
         # Adam's first step goes by the learning rate, whatever the gradient's size
-        wanted = old - learner.args.learning_rate * g / (np.abs(g) + 1e-8)
+        wanted = old - args.learning_rate * g / (np.abs(g) + 1e-8)
         np.testing.assert_allclose(new, wanted, atol=1e-5)
 
-    jax.tree.map(check, learner.packing.unpack(train.q_network), learner.params, grads)
-    np.testing.assert_allclose(sums, [losses, [1, 1]], rtol=1e-5)
-    (ours,), (before,) = train.q_network.values(), train.target_network.values()
-    (after,) = learner.update_target(train).target_network.values()
-    np.testing.assert_allclose(after, 0.25 * ours + 0.75 * before, atol=1e-6)
+    new = training.state.q_network.params
+    jax.tree.map(check, new, before, grads)
+    found = training.metrics()
+    assert found == pytest.approx({name: float(x) for name, x in metrics.items()}, rel=1e-5)
+    assert training.metrics() == {}
+    training.change(partial(dqn_jax.update_target, args))
+    after = training.state.target_network
+    mixed = jax.tree.map(lambda a, b: 0.25 * a + 0.75 * b, new, before)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), after, mixed)
+    network = dqn_jax.make_network(VECTORS, args)
+    wanted = network.apply(new, batch.obs, method="act")  # the policy is always the newest
+    assert (act(batch.obs) == wanted).all()
 
 
 @pytest.mark.parametrize("module", [dqn_jax, c51_jax], ids=["dqn", "c51"])
 def test_numpy_computes_what_flax_does(module: ModuleType) -> None:
     network, obs = module.make_network(VECTORS, module.Args()), make_batch(VECTORS).obs
     params = network.init(jax.random.key(0), obs)
-    packing = Packing(params)
-    forward = dense_inference(network, packing)
-    wanted = network.apply(params, obs)
-    found = forward(packing.pack(params), obs)
-    assert type(found) is np.ndarray
-    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, atol=1e-5)
-    many = np.repeat(obs, 2, 0)  # more than a few: by the program
-    np.testing.assert_allclose(forward(packing.pack(params), many)[::2], wanted, atol=1e-5)
-    if module is c51_jax:
-        best = network.apply(params, obs, method="act")
-        assert (c51_jax.best_actions(found, network.atoms) == best).all()
+    for method in ("__call__", "act"):
+        for rows in (1, 8):
+            found = in_numpy(partial(network.apply, method=method))(params, obs[:rows])
+            wanted = network.apply(params, obs[:rows], method=method)
+            assert type(found) is np.ndarray and found.dtype == wanted.dtype
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_numpy_leaves_what_it_cannot_compute_to_the_compiler() -> None:
+    """Only what the result needs counts."""
+    x = np.linspace(0.1, 0.9, 6, dtype=np.float32).reshape(2, 3)
+    params = {"scale": np.float32(2)}
+    used = lambda params, x: jnp.arctan(x) * params["scale"]  # noqa: E731
+    assert translate(jax.make_jaxpr(used)(params, x)) is None
+    np.testing.assert_allclose(in_numpy(used)(params, x), 2 * np.arctan(x), rtol=1e-6)
+
+    def unused(params: Any, x: Any) -> Any:
+        jnp.arctan(x)
+        return (x @ jnp.ones((3, 2)) + jnp.arange(2.0)).max(1) * params["scale"]
+
+    assert translate(jax.make_jaxpr(unused)(params, x)) is not None
+    wanted = 2 * (x.sum(1) + 1)
+    np.testing.assert_allclose(in_numpy(unused)(params, x), wanted, rtol=1e-6)
+    batched = lambda params, x: jnp.einsum("ij,kj->ik", x, x)  # noqa: E731
+    np.testing.assert_allclose(in_numpy(batched)(params, x), x @ x.T, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_envs, capacity", [(1, 7), (3, 40)])
 def test_frames_are_those_of_torch(num_envs: int, capacity: int, monkeypatch) -> None:
-    """The same insertions, around the ring and with resets by hand: the same transitions."""
+    """The same insertions, around the ring: the same transitions."""
     theirs, episodes = (
         FrameReplayBuffer(capacity, FRAMES, Discrete(5), num_envs),
         Episodes(num_envs),
     )
     spaces: Any = SimpleNamespace(num_envs=num_envs, single_observation_space=FRAMES)
     memory = FrameMemory(capacity, spaces)
-    replay = memory.init()
-    insert, cut = jax.jit(memory.insert, donate_argnums=0), jax.jit(memory.cut, donate_argnums=0)
     # draws each transition once, and then again
-    in_turn = lambda key, shape, size: jnp.arange(*shape) % size  # noqa: E731
-    monkeypatch.setattr(buffers_jax, "draw", in_turn)
+    each_once = lambda key, shape, size: jnp.arange(*shape) % size  # noqa: E731
+    monkeypatch.setattr(buffers_jax, "draw", each_once)
     sample = jax.jit(partial(memory.sample, batch_size=capacity))
     rng = np.random.default_rng(0)
-    for turn in range(4 * capacity // num_envs):
-        if turn % 9 == 8:
-            episodes.reset()
-            theirs.cut()
-            replay = cut(replay)
+    for turn in range(4 * capacity // num_envs):  # noqa: B007
         obs, next_obs, _, rewards, terminated, real = episodes.step()
         actions = rng.integers(5, size=num_envs)
         step = (pictures(obs), pictures(next_obs), actions, rewards, terminated, real)
         theirs.add(*step)
-        replay = insert(replay, memory.page(*step))
+        memory.add(*step)
         if len(theirs) == 0:
             continue
-        wanted, found = everything(theirs), sample(replay, jax.random.key(0))
+        wanted, found = everything(theirs), sample(memory.replay, jax.random.key(0))
         for ours, want in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(ours[: len(theirs)], want)
-    assert turn > 3 * memory.num_turns - STACK  # it went around
+    assert turn > 3 * memory.num_steps - STACK  # it went around
 
 
 def test_a_full_memory_of_frames_stays_in_place() -> None:
     memory = FrameMemory(1000, PIXELS)
-    replay = memory.init()
-    page = memory.page(*make_batch(PIXELS, 2), np.ones(2))
-    program = jax.jit(memory.insert, donate_argnums=0).lower(replay, page).compile()
+    replay = memory.replay
+    step = memory.pack(*make_batch(PIXELS, 2), np.ones(2))
+    program = jax.jit(memory.insert, donate_argnums=0).lower(replay, step).compile()
     used = program.memory_analysis()
     assert used.temp_size_in_bytes < replay.frames.nbytes / 100
     assert used.alias_size_in_bytes >= replay.frames.nbytes
@@ -224,11 +249,11 @@ def test_samples_are_uniform() -> None:
         FrameMemory(60, SimpleNamespace(num_envs=3, single_observation_space=FRAMES)),
         Episodes(3),
     )
-    replay, insert = memory.init(), jax.jit(memory.insert)
     for _ in range(50):
         obs, next_obs, _, rewards, terminated, real = episodes.step()
         step = (pictures(obs), pictures(next_obs), np.zeros(3), rewards, terminated, real)
-        replay = insert(replay, memory.page(*step))
+        memory.add(*step)
+    replay = memory.replay
     number = 20_000
     drawn = np.asarray(memory.sample(replay, jax.random.key(0), number).rewards)
     _, counts = np.unique(drawn, return_counts=True)
@@ -243,13 +268,13 @@ def test_updates_do_not_depend_on_the_number_of_environments(num_envs: int, trai
     flags = f"--total-timesteps 280 --num-envs {num_envs} --learning-starts 56 --train-frequency 5"
     flags += " --target-network-frequency 20 --batch-size 8 --checkpoints 1"
     done = train("dqn_jax", flags)
-    moments = done.variables["train"].moments
-    assert int(moments[0].count) == len(range(60, 281, 5))
+    q_network = done.variables["training"].state.q_network
+    assert q_network.step == q_network.opt_state[0].count == len(range(60, 281, 5))
     rows = done.rows()
     assert [row[0] for row in rows if row[1] == "losses/td_loss"] == [100, 200]
     # each environment's every step is remembered, but not the one after each end, which only reset
     ends = [row[0] for row in rows if row[1] == "charts/episodic_return"]
-    assert int(done.variables["replay"].added) == 280 - sum(end < 280 for end in ends)
+    assert int(done.variables["memory"].replay.added) == 280 - sum(end < 280 for end in ends)
 
 
 def test_a_saved_model_is_evaluated(train) -> None:

@@ -106,8 +106,10 @@ def test_loss_and_gradient_are_those_of_torch(
     wanted: Any = to_flax(agent.actor, [x.grad for x in agent.actor.parameters()])
     if module is sac_jax:
         wanted = {"actor": wanted, "log_alpha": agent.log_alpha.grad.numpy()}
-    assert_same(q_found, (to_flax(critics, q_gradients), losses.numpy()))
-    assert_same(found, (wanted, policy_losses.numpy().reshape(found[1].shape)))
+    q_losses = torch.stack(list(losses.values())).numpy()
+    assert_same(q_found, (to_flax(critics, q_gradients), q_losses))
+    of_policy = torch.stack(list(policy_losses.values())).numpy()
+    assert_same(found, (wanted, of_policy.reshape(found[1].shape)))
 
 
 @scripts

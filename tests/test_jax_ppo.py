@@ -72,7 +72,7 @@ def test_loss_and_gradient_are_those_of_ppo(flags: dict) -> None:
     params = params_of(dict(agent.named_parameters()))
     gradient = jax.grad(ppo_jax.get_loss, has_aux=True)
     grads, found = gradient(params, ppo_jax.Args(**flags), minibatch)
-    np.testing.assert_allclose(found, losses.numpy(), atol=1e-5)
+    np.testing.assert_allclose(found, torch.stack(list(losses.values())), atol=1e-5)
     wanted = params_of({k: parameter.grad for k, parameter in agent.named_parameters()})
     for k in wanted:
         np.testing.assert_allclose(grads[k], wanted[k], atol=1e-5)
@@ -110,7 +110,7 @@ def test_loss_and_gradient_are_those_of_ppo_continuous_action() -> None:
     grads, found = jax.grad(brax_jax.get_loss, has_aux=True)(
         params, brax_jax.Args(ent_coef=0.01), minibatch
     )
-    np.testing.assert_allclose(found, losses.numpy(), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(found, torch.stack(list(losses.values())), atol=1e-5, rtol=1e-5)
     wanted = params_of({k: parameter.grad for k, parameter in agent.named_parameters()})
     for k in wanted:
         np.testing.assert_allclose(grads[k], wanted[k], atol=1e-5, rtol=1e-4)

@@ -1,13 +1,11 @@
 """ppo_atari_multigpu.py under torchrun, with two real processes on the CPU; GPUs, as far as that
 goes without one."""
 
-import collections
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from conftest import ROOT
 
 from cleanrl_utils.running import rng
 from cleanrl_utils.running.evaluation import import_script
-from cleanrl_utils.speed.graphs import CudaGraph, copy_of
 
 # What each process runs: the script, which says afterwards what it ended with.
 RANK = """
@@ -144,26 +141,3 @@ def test_random_streams_of_gpus_that_are_gone_are_left_out(gpus: int, monkeypatc
     monkeypatch.setattr(torch.cuda.random, "set_rng_state", set_rng_state)
     rng.set_state(rng.get_state() | {"cuda": ["first", "second"]})
     assert found == dict(list({0: "first", 1: "second"}.items())[:gpus])
-
-
-def test_what_a_graph_returns_is_copied_whatever_holds_it() -> None:
-    Pair = collections.namedtuple("Pair", "x y")
-    x = torch.zeros(2)
-    copy = copy_of({"a": x, "b": Pair(x, [x, (x, None)])})
-    x += 1
-    assert isinstance(copy["b"], Pair) and copy["b"].y[1][1] is None
-    for found in (copy["a"], copy["b"].x, copy["b"].y[0], copy["b"].y[1][0]):
-        assert found.tolist() == [0, 0]
-    with pytest.raises(TypeError, match="SimpleNamespace"):
-        copy_of([SimpleNamespace(x=x)])
-
-
-def test_a_graph_takes_the_shapes_that_it_was_captured_with() -> None:
-    graph = CudaGraph.__new__(CudaGraph)  # without a GPU: as if it were captured
-    graph.inputs, graph.outputs = [torch.zeros(3, 2)], None
-    graph.graph = SimpleNamespace(replay=lambda: None)
-    graph(torch.ones(3, 2))
-    assert graph.inputs[0].sum() == 6
-    for shape in ((1, 2), (2,), (3, 1)):  # each would broadcast
-        with pytest.raises(AssertionError, match="captured"):
-            graph(torch.ones(shape))

@@ -158,7 +158,7 @@ def test_actions_are_samples_of_what_their_log_probabilities_say(module: Any) ->
     agent.actor.weight.data *= 30
     obs = torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8).expand(4000, -1, -1, -1)
     with torch.no_grad():
-        actions, logprob, value = agent.act_and_tell(obs)
+        actions, logprob, value = agent.act_logprob_value(obs)
         again, entropy, _ = agent.get_logprob_entropy_value(obs, actions)
         policy = torch.distributions.Categorical(logits=agent(obs)[0])
         torch.testing.assert_close(logprob, policy.log_prob(actions))
@@ -209,7 +209,7 @@ def aux_batch(rollouts: int = 4, steps: int = 5) -> list[torch.Tensor]:
     return [obs, old, returns, real]
 
 
-def aux_step(batch: list[torch.Tensor], **settings: Any) -> tuple[torch.Tensor, Any]:
+def aux_step(batch: list[torch.Tensor], **settings: Any) -> tuple[dict[str, torch.Tensor], Any]:
     agent = agent_of(ppg_procgen)
     sgd = torch.optim.SGD(agent.parameters(), 0.01)
     args = ppg_procgen.Args(**{"max_grad_norm": 1e9, **settings})
@@ -229,7 +229,7 @@ def test_auxiliary_losses_by_hand() -> None:
         0.5 * (aux_value - target).square()[kept].mean(),
         0.5 * (value - target).square()[kept].mean(),
     ])  # fmt: skip
-    torch.testing.assert_close(losses, wanted.detach())
+    torch.testing.assert_close(torch.stack(list(losses.values())), wanted.detach())
     (0.7 * wanted[0] + wanted[1] + wanted[2]).backward()
     for mine, theirs in zip(agent.parameters(), after.parameters(), strict=True):
         torch.testing.assert_close(mine - 0.01 * mine.grad, theirs, rtol=1e-4, atol=1e-6)

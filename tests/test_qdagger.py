@@ -75,7 +75,8 @@ def losses(batch_size: int = 2, weight: float = 1.0, temperature: float = 1.0) -
         torch.tensor([0.0, 1]),
     )
     repeated = [x.repeat(times, *[1] * (x.ndim - 1)) for x in batch]
-    return qdagger.update(student, target, teacher, still, coeff, args, *repeated).tolist()
+    found = qdagger.update(student, target, teacher, still, coeff, args, *repeated)
+    return torch.stack(list(found.values())).tolist()
 
 
 def test_losses_of_a_case_computed_by_hand() -> None:
@@ -183,13 +184,16 @@ def test_loss_and_gradient_in_jax_are_those_of_torch() -> None:
     as_flax = [to_flax(x, list(x.parameters())) for x in (network, target, teacher)]
     params, target_params, teacher_params = as_flax
     agent = dqn_atari_jax.Agent(dqn_atari_jax.QNetwork(NUM_ACTIONS), teacher_params)
-    learner = twin.Learner(make_args(twin, **settings), PIXELS, agent)
+    twin_args = make_args(twin, **settings)
     with jax.enable_x64(True):
-        train = learner.init()._replace(target_network=target_params)
-        gradient = jax.jit(jax.grad(learner.get_loss, has_aux=True))
-        grads, found = gradient(params, train, teacher_params, 0.7, batch)
-    assert float(found[2]) > 0.01  # distillation has a part in it
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        state = twin.init(twin_args, envs, teacher_params)._replace(target_network=target_params)
+        taught = agent.network.apply(teacher_params, batch.obs)
+        gradient = jax.grad(lambda *x: twin.get_loss(*x[:2], twin_args, *x[2:]), has_aux=True)
+        grads, found = jax.jit(gradient)(params, state, batch, taught, 0.7)
+    assert found["losses/distill_loss"] > 0.01  # distillation has a part in it
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
     gradients: list[Any] = [x.grad for x in network.parameters()]
 
     def check(a: Any, b: Any) -> None:  # within 1e-5 of the largest number of each array
@@ -197,7 +201,7 @@ def test_loss_and_gradient_in_jax_are_those_of_torch() -> None:
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)
 
     jax.tree.map(check, grads, to_flax(network, gradients))
-    shapes = jax.tree.map(np.shape, learner.params)
+    shapes = jax.tree.map(np.shape, state.q_network.params)
     assert shapes == jax.tree.map(np.shape, params)
 
 
@@ -230,17 +234,17 @@ def test_so_is_one_in_jax() -> None:
     from cleanrl_utils.replay.buffers_jax import FrameMemory
 
     memory, rng = FrameMemory(30, PIXELS), np.random.default_rng(0)
-    insert, clear = jax.jit(memory.insert), jax.jit(memory.clear)
+    insert, clear = jax.jit(memory.insert), jax.jit(memory.cleared)
 
     def play(turns: int, *replays: Any) -> list[Any]:
         for _ in range(turns):
             frames = rng.integers(256, size=(2, 2, 4, 84, 84), dtype=np.uint8)
-            page = memory.page(*frames, np.zeros(2), rng.random(2), np.zeros(2), np.ones(2))
-            replays = tuple(insert(replay, page) for replay in replays)
+            step = memory.pack(*frames, np.zeros(2), rng.random(2), np.zeros(2), np.ones(2))
+            replays = tuple(insert(replay, step) for replay in replays)
         return list(replays)
 
-    (used,) = play(20, memory.init())
-    both = play(7, clear(used), memory.init())
+    (used,) = play(20, memory.replay)
+    both = play(7, clear(used), memory.replay)
     ours, wanted = (memory.sample(replay, jax.random.key(0), 64) for replay in both)
     jax.tree.map(np.testing.assert_array_equal, ours, wanted)
     assert len(np.unique(ours.rewards)) > 10

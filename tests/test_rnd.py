@@ -103,7 +103,7 @@ def test_the_game_ends_where_curiosity_goes_on() -> None:
     assert found[:, 1].tolist() == [1 + 0.25 * (1 + 0.25 * 3), 1 + 0.25 * 3, 3]
 
 
-def learn(real: float, **settings: Any) -> tuple[torch.Tensor, dict[str, float]]:
+def learn(real: float, **settings: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """The losses of one step, and how far each part of the agent moved."""
     module = import_script("ppo_rnd_envpool")
     torch.manual_seed(1)
@@ -125,15 +125,18 @@ def learn(real: float, **settings: Any) -> tuple[torch.Tensor, dict[str, float]]
 
 def test_the_predictor_learns_from_its_share_and_the_target_never() -> None:
     losses, moved = learn(real=1, update_proportion=1.0)
-    assert losses[6] > 0.1 and moved["predictor"] > 0 and moved["target"] == 0
+    assert losses["losses/fwd_loss"] > 0.1 and moved["predictor"] > 0 and moved["target"] == 0
     losses, moved = learn(real=1, update_proportion=0.0)
-    assert losses[6] == 0 and moved["predictor"] == 0 and moved["actor"] > 0
+    assert losses["losses/fwd_loss"] == 0 and moved["predictor"] == 0 and moved["actor"] > 0
 
 
 def test_a_reset_teaches_the_value_of_curiosity_alone() -> None:
     both, one = learn(real=1)[0], learn(real=0)[0]
-    assert both[0] == pytest.approx((9 + 25) / 2, rel=0.1)  # values are near 0
-    assert one[0] == pytest.approx(25 / 2, rel=0.1) and one[1] == 0
+    assert both["losses/value_loss"] == pytest.approx((9 + 25) / 2, rel=0.1)  # values are near 0
+    assert (
+        one["losses/value_loss"] == pytest.approx(25 / 2, rel=0.1)
+        and one["losses/policy_loss"] == 0
+    )
 
 
 def test_statistics_begin_with_random_steps(train, monkeypatch) -> None:
@@ -161,6 +164,6 @@ def test_statistics_begin_with_random_steps(train, monkeypatch) -> None:
         sums[t] += 0.99 * sums[t - 1]
     scale = done.variables["agent"].curiosity_stats
     assert scale.std.item() == pytest.approx(sums.std(correction=0).item(), rel=1e-4)
-    assert torch.equal(done.variables["felt"], sums[-1])
+    assert torch.equal(done.variables["last_sums"], sums[-1])
     rewards = done.variables["rewards"][..., 1]
     assert torch.allclose(rewards, curious / scale.std)

@@ -3,14 +3,12 @@
 import csv
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -224,34 +222,6 @@ def test_every_flag_is_explained(capsys) -> None:
 
 
 # -- kill and resume ----------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(600)
-def test_killed_five_times_and_resumed_ends_in_the_same_bytes(tmp_path: Path) -> None:
-    flags = [*SHORT, "--total-timesteps", "20480", "--checkpoints", "8"]
-    whole = run_ppo(*flags, "--runs-dir", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    moment = random.Random(0)
-    command, kills = [*PPO, *flags, "--runs-dir", "killed"], 0
-    while kills < 5:
-        child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-        folder = None
-        while folder is None or not (folder / "metrics.csv").exists():
-            folder = next((path.parent for path in tmp_path.glob("killed/*/run.json")), None)
-            time.sleep(0.02)
-        time.sleep(moment.uniform(0, 0.6))
-        child.send_signal(signal.SIGKILL)
-        if child.wait() == 0:  # it was faster than us
-            break
-        kills += 1
-        command = [*PPO, "--resume", str(folder)]
-    last = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert last.returncode in (0, 2), last.stderr
-    (one,), (other,) = (
-        tmp_path.glob("whole/*/*.cleanrl_model"),
-        tmp_path.glob("killed/*/*.cleanrl_model"),
-    )
-    assert kills and one.read_bytes() == other.read_bytes()
 
 
 def test_resume_refuses_changed_settings_and_finished_runs(train, capfd) -> None:
@@ -562,18 +532,6 @@ def test_the_scripts_are_in_sync() -> None:
         [sys.executable, "-m", "cleanrl_utils.sync"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_compile_is_for_the_function_not_for_its_way_to_the_device(monkeypatch) -> None:
-    """An oracle's copies and pinned memory are no work for a compiler, its function is."""
-    given: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda f: given.append(f) or f)
-    args = SimpleNamespace(compile=True, torch_deterministic=True, cudagraphs=True)
-    run = SimpleNamespace(device=torch.device("cpu"), args=args)
-    oracle = Run.oracle(run, torch.neg)
-    assert given == [torch.neg]
-    oracle.ask(np.array([[1.0, -2.0]]))
-    assert oracle.answer().tolist() == [[-1.0, 2.0]] and oracle.answer().dtype == np.float32
 
 
 def test_compiled_and_eager_updates_agree(train) -> None:

@@ -97,6 +97,11 @@ def test_resume_is_exact(script: Script, whole: Finished, train, monkeypatch) ->
     assert resumed.weights() == whole.weights()
 
 
+def test_every_script_has_probes_or_says_why_not() -> None:
+    for script in SCRIPTS:
+        assert bool(script.probe) != bool(script.no_probe), script
+
+
 @pytest.mark.parametrize("script, probe", CASES, ids=[f"{s}-{p}" for s, p in CASES])
 def test_it_finds_the_known_values(script: Script, probe: str, train) -> None:
     """tests/check_probes.py checks that other seeds and instruction sets have a margin."""

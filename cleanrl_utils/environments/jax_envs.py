@@ -36,7 +36,7 @@ PALETTE = np.array(  # of MinAtar's channels; the background is black
 
 
 class Gymnax:
-    """One of gymnax's environments with discrete actions; observations are flat."""
+    """One of gymnax's environments with discrete actions; it shows pictures or flat vectors."""
 
     def __init__(self, env_id: str):
         try:
@@ -59,8 +59,9 @@ class Gymnax:
             " Discrete: see ppo_continuous_action.py or ppo_continuous_action_brax_jax.py",
         )
         self.shape = self.env.observation_space(self.params).shape
-        size = int(np.prod(self.shape))
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        picture = len(self.shape) == 3  # height, width, channels
+        shape = self.shape if picture else (int(np.prod(self.shape)),)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
 
     @classmethod
     @functools.cache
@@ -70,16 +71,16 @@ class Gymnax:
 
     def reset(self, key: Array) -> tuple[Any, Array]:
         obs, state = self.env.reset_env(key, self.params)
-        return state, self.flat(obs)
+        return state, self.shown(obs)
 
     def step(self, key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array, Array]:
         """(state, observation, reward, terminated, truncated); the caller resets."""
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
         truncated = self.env.is_truncated(state, self.params) & ~terminated
-        return state, self.flat(obs), jnp.float32(reward), terminated, truncated
+        return state, self.shown(obs), jnp.float32(reward), terminated, truncated
 
-    def flat(self, obs: Array) -> Array:
-        return obs.reshape(-1).astype(jnp.float32)
+    def shown(self, obs: Array) -> Array:
+        return obs.reshape(self.observation_space.shape).astype(jnp.float32)
 
     def render(self, state: Any) -> np.ndarray:
         if self.env_id in gym.registry:  # Gymnasium draws the state of its own twin

@@ -1,15 +1,12 @@
-"""Replay memory for JAX: pure functions on two arrays, for programs that act and learn.
+"""Replay memory in JAX: arrays on the device, and pure functions on them for compiled programs.
 
-    memory = ReplayMemory(args.buffer_size, envs)  # shapes; the arrays are a Replay:
-    replay = memory.init()
-    page = memory.page(obs, next_obs, actions, rewards, terminated, real)  # on the host
-    replay = memory.insert(replay, page)  # in a program that is given the replay for good (donated)
-    batch = memory.sample(replay, key, args.batch_size)
+    memory = ReplayMemory(args.buffer_size, envs)
+    memory.add(obs, next_obs, actions, rewards, terminated, real)
+    batch = memory.sample(memory.replay, key, args.batch_size)  # in a program that gets the arrays
 
-It takes what vector environments in next-step autoreset give; `real` is false where a step only
-reset its environment, and such a step is never sampled. A page is one NumPy array with all that
-the device must hear of a step, because each array on its way there costs more than its bytes;
-`memory.pages(n)` is one array for n steps.
+It takes what vector environments in next-step autoreset return; `real` is false where a step only
+reset its environment, and such a step is never sampled. A step travels to the device as one NumPy
+array, because the number of arrays costs more than their bytes.
 
 `FrameMemory` does the same for stacked frames and keeps each frame once.
 """
@@ -25,11 +22,12 @@ from jax import Array, random
 
 from cleanrl_utils.errors import require
 from cleanrl_utils.replay.buffers import compact, free_host_memory, stack_slots
+from cleanrl_utils.speed.jax_tools import arrays_of, with_arrays
 
 
 class Replay(NamedTuple):
-    rows: Array  # float32, a transition each; the one beyond the capacity is never sampled
-    added: Array  # how many transitions ever were
+    rows: Array  # float32, one transition per row; the row beyond the capacity is never sampled
+    added: Array  # number of transitions ever added
 
 
 class Batch(NamedTuple):
@@ -43,144 +41,172 @@ class Batch(NamedTuple):
     terminated: Array  # 0.0 or 1.0
 
 
+Batches = list[Batch]
+
+
 class ReplayMemory:
-    """Transitions of vector observations, each one row of one matrix: a batch is a single gather.
+    """Transitions of vector observations, one per row of a matrix: a batch is a single gather.
 
     `next_obs` lies beside `obs`, so the last observation of a truncated episode is its own.
     """
 
-    def __init__(self, capacity: int, envs: VectorEnv):
-        observations, actions = envs.single_observation_space, envs.single_action_space
+    def __init__(self, capacity: int, envs: VectorEnv, collect_steps: int = 1):
+        observations = envs.single_observation_space
+        actions = envs.single_action_space
         enough = capacity >= envs.num_envs
         require(enough, f"--buffer-size {capacity} is less than --num-envs {envs.num_envs}")
-        self.capacity, self.num_envs = capacity, envs.num_envs
+        self.capacity = capacity
+        self.num_envs = envs.num_envs
         self.discrete = np.issubdtype(actions.dtype, np.integer)
         obs_shape: tuple[int, ...] = observations.shape or ()
-        shapes = [obs_shape, obs_shape, actions.shape or (), (), ()]
-        self.shapes = [*shapes, ()]  # of a page's parts: the last is `real`
-        self.width = sum(map(prod, shapes))
+        self.action_shape: tuple[int, ...] = actions.shape or ()
+        self.shapes = [obs_shape, obs_shape, self.action_shape, (), ()]  # as in Batch
+        self.width = sum(map(prod, self.shapes))
         check_memory(4 * (capacity + 1) * self.width, capacity)
+        self.replay = Replay(jnp.zeros((capacity + 1, self.width)), jnp.int32(0))
+        self._insert = jax.jit(self.insert, donate_argnums=0)
+        self._collected_shape = (collect_steps, self.num_envs, self.width + 1)
+        self._collected = np.zeros(self._collected_shape, np.float32)
+        self._num_collected = 0
 
-    def init(self) -> Replay:
-        return Replay(jnp.zeros((self.capacity + 1, self.width)), jnp.int32(0))
+    def add(self, *step: Any) -> None:
+        """Insert one step of all environments: the fields of Batch, and `real`."""
+        self.replay = self._insert(self.replay, self.pack(*step))
 
-    def page(self, *parts: Any) -> np.ndarray:
-        """A step of all environments as one array, (num_envs, columns). Made anew for each step:
-        a program may still be reading the one before."""
-        columns = [np.reshape(part, (self.num_envs, -1)) for part in parts]
+    def collect(self, *step: Any) -> None:
+        """Keep one step of all environments on the host, until a program takes all of them."""
+        self._collected[self._num_collected] = self.pack(*step)
+        self._num_collected += 1
+
+    def take_collected(self) -> np.ndarray:
+        """The collected steps, (collect_steps, num_envs, width + 1); a missing one is not real.
+        The array is made anew each time: a program may still read the one before."""
+        collected = self._collected
+        self._collected = np.zeros(self._collected_shape, np.float32)
+        self._num_collected = 0
+        return collected
+
+    def pack(self, *step: Any) -> np.ndarray:
+        """One step of all environments as one array, (num_envs, width + 1); `real` comes last."""
+        columns = [np.reshape(field, (self.num_envs, -1)) for field in step]
         return np.concatenate(columns, 1, dtype=np.float32, casting="unsafe")
 
-    def pages(self, turns: int) -> np.ndarray:
-        """Room for the pages of so many steps; until they are there, nothing to remember."""
-        return np.zeros((turns, self.num_envs, self.width + 1), np.float32)
-
-    def insert(self, replay: Replay, page: Array) -> Replay:
-        """The step of a page, or those of several, enter the memory, except where not real."""
-        page = page.reshape(-1, self.width + 1)
-        rows, number = compact(page[:, self.width] > 0, replay.added, self.capacity)
-        stored = replay.rows.at[rows].set(page[:, : self.width], mode="promise_in_bounds")
+    def insert(self, replay: Replay, steps: Array) -> Replay:
+        """The memory after one packed step or several, without those that are not real."""
+        steps = steps.reshape(-1, self.width + 1)
+        rows, number = compact(steps[:, self.width] > 0, replay.added, self.capacity)
+        stored = replay.rows.at[rows].set(steps[:, : self.width], mode="promise_in_bounds")
         return Replay(stored, replay.added + number)
 
     def sample(self, replay: Replay, key: Array, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
-        return self.take(replay, self.choose(replay, key, batch_size))
+        return self.gather(replay, self.sample_indices(replay, key, batch_size))
 
-    def choose(self, replay: Replay, key: Array, *shape: int) -> Array:
-        """Where such transitions lie, in this shape: one call can choose for many batches."""
+    def sample_indices(self, replay: Replay, key: Array, *shape: int) -> Array:
+        """Indices of such transitions, of this shape: one call can draw them for many batches."""
         return draw(key, shape, jnp.minimum(replay.added, self.capacity))
 
-    def take(self, replay: Replay, chosen: Array) -> Batch:
-        """The transitions that lie there."""
-        rows = replay.rows.at[chosen].get(mode="promise_in_bounds")
-        ends = np.cumsum([prod(shape) for shape in self.shapes[:4]])
-        parts = [
-            part.reshape(-1, *shape)
-            for part, shape in zip(jnp.split(rows, ends, 1), self.shapes, strict=False)
-        ]
+    def gather(self, replay: Replay, indices: Array) -> Batch:
+        """The transitions at these indices."""
+        rows = replay.rows.at[indices].get(mode="promise_in_bounds")
+        ends = np.cumsum([prod(shape) for shape in self.shapes[:-1]])
+        columns = zip(jnp.split(rows, ends, 1), self.shapes, strict=True)
+        fields = [column.reshape(-1, *shape) for column, shape in columns]
         if self.discrete:
-            parts[2] = parts[2].astype(jnp.int32)
-        return Batch(*parts)
+            fields[2] = fields[2].astype(jnp.int32)
+        return Batch(*fields)
+
+    @property
+    def nbytes(self) -> int:
+        return self.replay.rows.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"arrays": arrays_of(self.replay), "collected": self._collected}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.replay = with_arrays(self.replay, state["arrays"])
+        self._collected = state["collected"]
 
 
 class FrameReplay(NamedTuple):
     frames: Array  # (slots, height, width), each frame once and as it came
     rows: Array  # float32: action, reward and terminated
     real: Array
-    age: Array  # how many earlier frames of its episode a frame has, up to the stack's
+    age: Array  # number of earlier frames of a frame's episode, up to stack_size - 1
     order: Array  # slots of real transitions, [first, last) around a ring; see `compact`
-    counters: Array  # turn, first, last
+    counters: Array  # steps added, first, last
 
 
 class FrameMemory:
-    """Transitions of stacked frames, (stack, height, width), and discrete actions: in JAX what
-    FrameReplayBuffer of buffers.py is, where slots, ages and `cut` are explained.
+    """Transitions of stacked frames, (stack_size, height, width), and discrete actions: in JAX what
+    FrameReplayBuffer of buffers.py is, where slots and ages are explained.
 
-    All a turn writes lies side by side: in a program that is given the memory for good (donated),
-    gigabytes stay where they are.
+    A step writes to neighbouring slots only: a program that is given the arrays for good (donated)
+    changes gigabytes in place.
     """
 
     def __init__(self, capacity: int, envs: VectorEnv):
         space = envs.single_observation_space
         assert space.shape, "stacked frames are wanted"
         self.stack_size, *frame = space.shape
-        self.num_envs, self.num_turns = envs.num_envs, capacity // envs.num_envs
+        self.num_envs = envs.num_envs
+        self.num_steps = capacity // envs.num_envs
         require(
-            self.num_turns > self.stack_size,
+            self.num_steps > self.stack_size,
             f"--buffer-size {capacity} is too small for stacks of {self.stack_size} frames from"
             f" --num-envs {self.num_envs}: it takes {self.num_envs * (self.stack_size + 1)} and"
             " more",
         )
-        self.capacity = slots = self.num_turns * self.num_envs
-        self.layout = [((slots, *frame), space.dtype), ((slots, 3), np.float32)]
-        self.layout += [((slots,), bool), ((slots,), np.uint8), ((slots + 1,), np.int32)]
-        self.layout += [((3,), np.int32)]
-        check_memory(sum(prod(x) * np.dtype(kind).itemsize for x, kind in self.layout), capacity)
-        # A transition takes the stack of `obs` and one frame more: 3, 2, 1, 0 and -1 turns back.
-        self.back = np.arange(self.stack_size - 1, -2, -1)
+        self.capacity = slots = self.num_steps * self.num_envs
+        layout = [((slots, *frame), space.dtype), ((slots, 3), np.float32)]
+        layout += [((slots,), bool), ((slots,), np.uint8), ((slots + 1,), np.int32)]
+        layout += [((3,), np.int32)]
+        check_memory(sum(prod(x) * np.dtype(kind).itemsize for x, kind in layout), capacity)
+        self.replay = FrameReplay(*(jnp.zeros(shape, kind) for shape, kind in layout))
+        self._insert = jax.jit(self.insert, donate_argnums=0)
+        self._clear = jax.jit(self.cleared, donate_argnums=0)
+        # A transition takes the stack of `obs` and one frame more: 3, 2, 1, 0 and -1 steps back.
+        self.steps_back = np.arange(self.stack_size - 1, -2, -1)
 
-    def init(self) -> FrameReplay:
-        return FrameReplay(*(jnp.zeros(shape, kind) for shape, kind in self.layout))
+    def add(self, *step: Any) -> None:
+        """Insert one step of all environments: the fields of Batch, and `real`."""
+        self.replay = self._insert(self.replay, self.pack(*step))
 
-    def page(self, obs: np.ndarray, next_obs: np.ndarray, *rest: Any) -> tuple[np.ndarray, ...]:
-        """A step of all environments: the newest frames; actions, rewards, terminated and real."""
+    def clear(self) -> None:
+        """Forget everything."""
+        self.replay = self._clear(self.replay)
+
+    def pack(self, obs: np.ndarray, next_obs: np.ndarray, *rest: Any) -> tuple[np.ndarray, ...]:
+        """One step of all environments: the newest frames; actions, rewards, terminated, real."""
         newest = np.stack([obs[:, -1], next_obs[:, -1]])
         return newest, np.stack(rest, 1, dtype=np.float32, casting="unsafe")
 
-    def insert(self, replay: FrameReplay, page: tuple[Array, Array]) -> FrameReplay:
-        """The page's step enters the memory; it can be sampled if it was real."""
-        replay, now = self._enter_turn(replay)
-        (obs, next_obs), rest = page
-        before, after = (now - self.num_envs) % self.capacity, (now + self.num_envs) % self.capacity
+    def insert(self, replay: FrameReplay, step: tuple[Array, Array]) -> FrameReplay:
+        """The memory after a packed step. The first slot it takes belongs to a frame of the oldest
+        stack, whose transition can no longer be sampled."""
+        (obs, next_obs), rest = step
+        number, first, last = replay.counters
+        oldest = (number + self.stack_size) % self.num_steps * self.num_envs
+        lost = self._at(replay.real, oldest).sum()
+        now = number % self.num_steps * self.num_envs
+        before = (now - self.num_envs) % self.capacity
+        after = (now + self.num_envs) % self.capacity
         real = rest[:, 3] > 0
         age = jnp.minimum(self._at(replay.age, before) + 1, self.stack_size - 1)
-        places, number = compact(real, replay.counters[2], self.capacity)
+        places, added = compact(real, last, self.capacity)
         return FrameReplay(
             frames=_put(_put(replay.frames, now, obs), after, next_obs),
             rows=_put(replay.rows, now, rest[:, :3]),
             real=_put(replay.real, now, real),
             age=_put(replay.age, now, age * self._at(replay.real, before)),
             order=replay.order.at[places].set(now + jnp.arange(self.num_envs)),
-            counters=replay.counters.at[2].add(number),
+            counters=jnp.stack([number + 1, first + lost, last + added]).astype(jnp.int32),
         )
 
-    def cut(self, replay: FrameReplay) -> FrameReplay:
-        """End all episodes here, because the environments were reset by hand and not by a step."""
-        replay, now = self._enter_turn(replay)
-        return replay._replace(real=_put(replay.real, now, jnp.zeros(self.num_envs, bool)))
-
-    def clear(self, replay: FrameReplay) -> FrameReplay:
-        """Forget everything: the memory of a program that is given it for good is used again."""
-        nothing = jnp.zeros_like(replay.real), jnp.zeros_like(replay.counters)
-        return replay._replace(real=nothing[0], counters=nothing[1])
-
-    def _enter_turn(self, replay: FrameReplay) -> tuple[FrameReplay, Array]:
-        """The first slot of a new turn. It takes a frame from the oldest stack: that transition can
-        no longer be sampled."""
-        turn = replay.counters[0]
-        oldest = (turn + self.stack_size) % self.num_turns * self.num_envs
-        lost = self._at(replay.real, oldest).sum()
-        counters = replay.counters + jnp.stack([1, lost, 0])
-        return replay._replace(counters=counters), turn % self.num_turns * self.num_envs
+    def cleared(self, replay: FrameReplay) -> FrameReplay:
+        """The memory without transitions."""
+        counters = jnp.zeros_like(replay.counters)
+        return replay._replace(real=jnp.zeros_like(replay.real), counters=counters)
 
     def _at(self, array: Array, start: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(array, start, self.num_envs)
@@ -191,16 +217,25 @@ class FrameMemory:
         chosen = first + draw(key, (batch_size,), last - first)
         slot = replay.order[chosen % self.capacity]
         age = replay.age[slot].astype(jnp.int32)
-        slots = stack_slots(slot, age, self.back, self.num_envs, self.capacity)
+        slots = stack_slots(slot, age, self.steps_back, self.num_envs, self.capacity)
         frames = replay.frames.at[slots].get(mode="promise_in_bounds")
         actions, rewards, terminated = replay.rows[slot].T
-        parts = actions.astype(jnp.int32), rewards, terminated
-        return Batch(frames[:, :-1], frames[:, 1:], *parts)
+        return Batch(frames[:, :-1], frames[:, 1:], actions.astype(jnp.int32), rewards, terminated)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.replay)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"arrays": arrays_of(self.replay)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.replay = with_arrays(self.replay, state["arrays"])
 
 
 def draw(key: Array, shape: tuple[int, ...], size: Array) -> Array:
-    """Uniform whole numbers below `size`. As remainders: the unevenness is below size / 2^32, and
-    JAX's randint takes a CPU as long as the rest of a small update."""
+    """Uniform integers below `size`, as remainders: their bias is below size / 2^32, and JAX's
+    randint takes a CPU as long as the rest of a small update."""
     return (random.bits(key, shape) % size.astype(jnp.uint32)).astype(jnp.int32)
 
 
@@ -209,7 +244,7 @@ def _put(array: Array, start: Array, new: Array) -> Array:
 
 
 def check_memory(needed: int, capacity: int) -> None:
-    """Say before training, and in words, that the device has not enough memory."""
+    """Refuse, before training, a memory that the device has no room for."""
     device = jax.devices()[0]
     stats = device.memory_stats() or {}  # a CPU has none
     if "bytes_limit" in stats:

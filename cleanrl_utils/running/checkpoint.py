@@ -9,9 +9,11 @@ in a single rename, so a crash leaves either the old one or the new one.
     agent.load_state_dict(state["agent"])
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -51,6 +53,10 @@ def save(
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except SafetensorError as error:  # a full disk, most often
+        number = re.search(r"os error (\d+)", str(error))
+        reason = os.strerror(int(number[1])) if number else str(error)
+        raise OSError(errno.EIO, reason, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
     if os.name == "posix":  # the rename itself must survive a power cut, too
@@ -77,15 +83,27 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             header = (file.metadata() or {}).get(FORMAT)
             if header is None:
                 raise BadInput(f"{path}: a safetensors file, but not one of CleanRL's")
-            digest, text = json.loads(header)
+            digest, text = read_header(header)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path}: not a CleanRL file, or cut off ({error})") from None
     if _digest(arrays, text) != digest:
         raise BadInput(f"{path}: its contents do not match its digest; it was damaged or changed")
-    content = json.loads(text)
-    state = {name: _unpack(value, arrays) for name, value in content["structure"].items()}
-    return content["metadata"], state
+    try:
+        content = json.loads(text)
+        state = {name: _unpack(value, arrays) for name, value in content["structure"].items()}
+        return dict(content["metadata"]), state
+    except Exception as error:  # signed, but not written by this project
+        kind = type(error).__name__
+        raise BadInput(f"{path}: not a CleanRL file ({kind} in its structure)") from None
+
+
+def read_header(header: str) -> tuple[str, str]:
+    """(digest, text); a ValueError if it is anything else."""
+    parts = json.loads(header)
+    if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
+        raise ValueError("an unknown header")
+    return parts[0], parts[1]
 
 
 def restore(target: Any, saved: Any) -> Any:
@@ -94,6 +112,7 @@ def restore(target: Any, saved: Any) -> Any:
     if hasattr(target, "load_state_dict"):
         groups = [dict(group) for group in getattr(target, "param_groups", [])]
         target.load_state_dict(saved)
+        _check_moments(target)
         for before, group in zip(groups, getattr(target, "param_groups", []), strict=True):
             # An optimiser takes over what suited the device that saved: keep what suits this one.
             group.update({flag: before[flag] for flag in ("capturable", "fused") if flag in before})
@@ -113,6 +132,18 @@ def restore(target: Any, saved: Any) -> Any:
     else:
         return saved
     return target
+
+
+def _check_moments(target: Any) -> None:
+    """An optimiser loads moments of any shape, and its fused step then writes beyond their end."""
+    torch = sys.modules.get("torch")
+    if not torch or not isinstance(target, torch.optim.Optimizer):
+        return
+    for parameter, moments in target.state.items():
+        for name, value in moments.items():
+            shape = torch.Size() if name == "step" else parameter.shape
+            if not isinstance(value, torch.Tensor) or value.shape != shape:
+                raise ValueError(f"{name} of the optimiser has not the shape {tuple(shape)}")
 
 
 def nbytes(value: Any) -> int:

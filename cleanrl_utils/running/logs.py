@@ -91,13 +91,13 @@ class Logs(Stopping):
         with self._writing():
             for tag, values in columns.items():
                 self._csv.write_column(steps, self._seconds(), tag, values)
-        if not self._writers:
-            return
-        rows = zip(steps, *columns.values(), strict=True)
-        for step, same in groupby(rows, lambda row: row[0]):
-            means = [sum(column) / len(column) for column in list(zip(*same, strict=True))[1:]]
-            for writer in self._writers:
-                writer.write(step, dict(zip(columns, means, strict=True)))
+            if not self._writers:
+                return
+            rows = zip(steps, *columns.values(), strict=True)
+            for step, same in groupby(rows, lambda row: row[0]):
+                means = [sum(column) / len(column) for column in list(zip(*same, strict=True))[1:]]
+                for writer in self._writers:
+                    writer.write(step, dict(zip(columns, means, strict=True)))
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began

@@ -49,4 +49,5 @@ class Means:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.tags = list(state["tags"])
-        self.sums = state["sums"]
+        self.sums = None if state["sums"] is None else state["sums"].clone()
+        self.one = None  # the next losses say on which device

@@ -13,13 +13,15 @@
 Nothing here can move a learning curve; whatever could is in the scripts.
 """
 
+import contextlib
 import dataclasses
+import math
 import os
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,14 +102,16 @@ class Run(Checkpoints):
         self.state = state
         start, before = 0, NOTHING_BEFORE
         if self.args.resume:
-            start, before = self._continue()
+            with self._writing(), self._unlocked_if_refused():
+                start, before = self._continue()
         size = checkpoint.nbytes(state)
         unset = self.args.checkpoints is None
         if unset:  # a resumed run has the answer in its settings
             self.args.checkpoints = self._default_checkpoints(size)
-        if not self.args.resume and self.writes:
-            self._write_record()
-        self._open(before)
+        with self._writing():
+            if not self.args.resume and self.writes:
+                self._write_record()
+            self._open(before)
         if hasattr(state.get("envs"), "stop"):  # for an environment that fails
             state["envs"].stop = self._stop
         what = f"resumes at step {before['step']:,}" if start else "starts"
@@ -133,7 +137,8 @@ class Run(Checkpoints):
         if self.args.save_model and (self._best_eval is None or mean > self._best_eval):
             self._best_eval = mean
             best = self.folder / folder.BEST
-            best.mkdir(exist_ok=True)
+            with self._writing():
+                best.mkdir(exist_ok=True)
             self._save_model(best, agent)
 
     def play(self, agent: Any, episodes: int, epsilon: float = 0.0) -> list[float]:
@@ -179,8 +184,8 @@ class Run(Checkpoints):
             summary |= {"eval_returns": returns, "eval_lengths": lengths}
             self.say(f"evaluation: {evaluation.describe(returns)}")
         self._log_videos()
-        self._close()
         with self._writing():
+            self._close()
             folder.write_summary(self.folder, summary)
         saved = self.folder / folder.CHECKPOINT
         if saved.exists() and saved.stat().st_size > KEEP_FINISHED:
@@ -212,12 +217,27 @@ class Run(Checkpoints):
             with rng.preserved():
                 self.make_env(args.env_id, args.seed, 1, False, self.videos)().close()
 
+    @contextlib.contextmanager
+    def _unlocked_if_refused(self) -> Iterator[None]:
+        """A run that is not resumed after all is free for another attempt in this process."""
+        try:
+            yield
+        except BadInput:
+            folder.unlock(self._lock)
+            self._lock = None
+            raise
+
     def _note_what_is_in_vain(self) -> None:
         """Settings that short trial runs use on purpose, and others by mistake."""
         args = self.args
         starts, total = getattr(args, "learning_starts", 0), getattr(args, "total_timesteps", 0)
         if starts >= total > 0:
             self.say(f"note: --learning-starts {starts} is not reached: nothing will be learned")
+        size, room = getattr(args, "batch_size", 0), getattr(args, "buffer_size", math.inf)
+        if size > room:
+            self.say(
+                f"note: --batch-size {size} exceeds --buffer-size {room}: batches repeat steps"
+            )
 
     def _open(self, before: Mapping[str, Any]) -> None:
         """Open what is written to; `before` says how far a resumed run had come."""
@@ -304,8 +324,9 @@ class Run(Checkpoints):
     def _close(self) -> None:
         folder.unlock(self._lock)
         self._lock = None
-        self._csv.close()
-        for writer in self._writers:
-            writer.close()
-        self._writers = []
         self._release_interrupts()
+        with contextlib.ExitStack() as every:  # also those after one that a full disk keeps open
+            for writer in [*self._writers, getattr(self, "_csv", None)]:
+                if writer is not None:
+                    every.callback(writer.close)
+        self._writers = []

@@ -6,15 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from cleanrl_utils.errors import require
+from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import checkpoint, folder, rng
 from cleanrl_utils.running.logs import Logs
+from cleanrl_utils.running.stored import fits, one_line
 
 DEFAULT_CHECKPOINTS = 10
 STEPS_BETWEEN_RESTARTS = 50_000  # of each environment, where a checkpoint restarts them
 LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
 # state that may hold what environments give, or NaN where there is nothing yet
 NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams", "recent_returns"}
+# what a checkpoint says about its run
+ABOUT: dict[str, Any] = {
+    "iteration": int,
+    "step": int,
+    "seconds": float,
+    "csv_bytes": int,
+    "returns": list[float],
+    "lengths": list[float],
+    "last_eval": int,
+    "best_eval": float | None,
+    "restarts": int,
+}
 NOTHING_BEFORE: dict[str, Any] = {
     "seconds": 0.0,
     "csv_bytes": None,
@@ -125,13 +138,20 @@ class Checkpoints(Logs):
         old = f"{path}: written by an older version of this project: start the run anew"
         require({"run", "restarts", "best_eval"} <= set(about), old)
         require(about["run"] == self.id, f"{path}: the checkpoint of another run")
+        odd = [name for name, kind in ABOUT.items() if not fits(about.get(name), kind)]
+        require(not odd, f"{path}: what it says of its run cannot be used ({', '.join(odd)})")
+        within = 0 <= about["iteration"] <= self.total
+        require(within, f"{path}: of iteration {about['iteration']}, the run has {self.total}")
         require(
             set(saved) == {*self.state, "random_streams"},
             f"{path}: holds other state than this script's",
         )
-        for name, target in self.state.items():
-            self.state[name] = checkpoint.restore(target, saved[name])
-        rng.set_state(saved["random_streams"])
+        try:
+            for name, target in self.state.items():
+                self.state[name] = checkpoint.restore(target, saved[name])
+            rng.set_state(saved["random_streams"])
+        except Exception as error:  # arrays of other shapes, or what no version of ours has written
+            raise BadInput(f"{path}: does not fit this run ({one_line(error)})") from None
         return about["iteration"], about
 
     def _lengthen(self, record: dict[str, Any], step: int) -> None:

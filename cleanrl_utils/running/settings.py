@@ -305,6 +305,9 @@ def check_names(args: LoggingArgs) -> None:
     require(args.runs_dir.isprintable(), "--runs-dir must consist of printable characters")
 
 
+OF_MAKE_ENV = {"env_id", "seed", "idx", "capture_video", "video_folder", "render_mode"}
+
+
 def env_settings(words: list[str]) -> dict[str, Any]:
     """The environment's arguments of --env-kwargs key=value, with Python's values."""
     settings = {}
@@ -312,9 +315,10 @@ def env_settings(words: list[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         fits = bool(equals) and name.isidentifier()
         require(fits, f"--env-kwargs takes key=value, not {word}")
+        require(name not in OF_MAKE_ENV, f"--env-kwargs {name}: the script sets this itself")
         try:
             settings[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             settings[name] = {"true": True, "false": False, "none": None}.get(text.lower(), text)
     return settings
 

@@ -27,6 +27,7 @@ class CudaGraph:
 
     WARM_UP = 3  # calls
     MOST_WARM_UP = 20  # calls, where torch.compile goes on compiling
+    running = False  # whether a graph is being warmed up or captured
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
@@ -37,7 +38,7 @@ class CudaGraph:
         self.graph: Any = None  # until it is captured
 
     def __call__(self, *args: Tensor) -> Any:
-        if torch.cuda.is_current_stream_capturing():  # as a part of a larger graph
+        if CudaGraph.running:  # as a part of a larger graph, which must see the same call each time
             return self.function(*args)
         self._set_inputs(args)
         if self.graph is None and self.calls >= self.WARM_UP and self.settled:
@@ -59,11 +60,18 @@ class CudaGraph:
         compiled_before = number_compiled()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            outputs = self.function(*self.inputs or [])
+            outputs = self._run()
         torch.cuda.current_stream().wait_stream(self.stream)
         self.calls += 1
         self.settled = number_compiled() == compiled_before or self.calls >= self.MOST_WARM_UP
         return copy_of(outputs)
+
+    def _run(self) -> Any:
+        CudaGraph.running = True
+        try:
+            return self.function(*self.inputs or [])
+        finally:
+            CudaGraph.running = False
 
     def _capture(self) -> None:
         """Sets `graph` only when the capture has succeeded: a broken one is never replayed."""
@@ -73,7 +81,7 @@ class CudaGraph:
         try:
             # thread_local: other threads (NCCL watches its queues) go on as they like
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                self.outputs = self.function(*self.inputs or [])
+                self.outputs = self._run()
         except Exception as error:
             name = getattr(self.function, "__name__", None) or repr(self.function)
             raise RuntimeError(

@@ -1,0 +1,173 @@
+"""Acting with JAX networks on the CPU: NumPy computes what JAX defines."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from cleanrl_utils.speed.jax_tools import Model, Params
+
+
+class NumpyModel(Model):
+    """A Flax network with its parameters, whose methods are computed by NumPy."""
+
+    def __init__(self, network: Any, params: Params | None = None):
+        super().__init__(params or {})
+        self.network = network
+        self._computed: dict[str, Callable] = {}
+
+    def compute(self, method: str, obs: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
+        """What the network's method returns."""
+        if method not in self._computed:
+            self._computed[method] = in_numpy(partial(self.network.apply, method=method))
+        return self._computed[method](self.params, obs.astype(np.float32), *inputs)
+
+
+def in_numpy(function: Callable) -> Callable[..., np.ndarray]:
+    """The same function of (params, *inputs), computed by NumPy operation by operation.
+
+    For the few observations of one step, NumPy is faster than the call of a compiled program, and
+    its results do not depend on XLA's fusions. A function with other operations than the tables
+    below (say a convolution) is compiled instead.
+    """
+    compiled = jax.jit(function)
+    programs: dict[tuple, Callable] = {}
+
+    def call(params: Any, *inputs: np.ndarray) -> np.ndarray:
+        shapes = tuple(x.shape for x in inputs)
+        if shapes not in programs:
+            jaxpr = jax.make_jaxpr(function)(params, *inputs)
+            programs[shapes] = translate(jaxpr) or compiled_leaves(params, *inputs)
+        return programs[shapes](jax.tree.leaves((params, inputs)))
+
+    def compiled_leaves(*example: Any) -> Callable:
+        structure = jax.tree.structure(example)
+        return lambda leaves: np.asarray(compiled(*jax.tree.unflatten(structure, leaves)))
+
+    return call
+
+
+def _dot(x: np.ndarray, y: np.ndarray, **_: Any) -> np.ndarray:
+    return x @ y
+
+
+def _split(x: np.ndarray, axis: int, sizes: tuple[int, ...], **_: Any) -> list[np.ndarray]:
+    before = (slice(None),) * axis
+    ends = np.cumsum(sizes).tolist()
+    return [x[(*before, slice(end - n, end))] for n, end in zip(sizes, ends, strict=True)]
+
+
+def _broadcast(
+    x: np.ndarray, shape: tuple[int, ...], broadcast_dimensions: tuple[int, ...], **_: Any
+) -> np.ndarray:
+    expanded = [1] * len(shape)
+    for axis, size in zip(broadcast_dimensions, np.shape(x), strict=True):
+        expanded[axis] = size
+    return np.broadcast_to(np.reshape(x, expanded), shape)
+
+
+# By the name of JAX's primitive. Those of the second table take its parameters as keywords.
+ELEMENTWISE: dict[str, Callable] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "exp": np.exp,
+    "tanh": np.tanh,
+    "stop_gradient": lambda x: x,
+}
+OPERATIONS: dict[str, Callable] = {
+    "dot_general": _dot,
+    "split": _split,
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda x, new_sizes, **_: np.reshape(x, new_sizes),
+    "squeeze": lambda x, dimensions, **_: np.squeeze(x, dimensions),
+    "convert_element_type": lambda x, new_dtype, **_: np.asarray(x, new_dtype),
+    "reduce_max": lambda x, axes, **_: x.max(axes),
+    "reduce_sum": lambda x, axes, **_: x.sum(axes),
+    "argmax": lambda x, axes, **_: x.argmax(*axes),
+}
+PLAIN_PRODUCT = (((1,), (0,)), ((), ()))  # x @ y of two matrices
+
+
+def translate(program: Any) -> Callable[[list], np.ndarray] | None:
+    """The traced function as NumPy operations on a list of its flat inputs; None if it has others.
+
+    Every array has a place in one list; what does not depend on the inputs is computed here.
+    """
+    places: list[Any] = [None] * len(program.jaxpr.invars)
+    inputs = range(len(places))
+    known: set[int] = set()
+    steps: list[tuple[Any, list[int], list[int]]] = []  # operation, where it reads and writes
+
+    def new_place(value: Any = None, is_known: bool = False) -> int:
+        places.append(value)
+        if is_known:
+            known.add(len(places) - 1)
+        return len(places) - 1
+
+    def walk(jaxpr: Any, constants: Any, arguments: Any) -> list[int]:
+        found = dict(zip(jaxpr.invars, arguments, strict=True))
+        for variable, value in zip(jaxpr.constvars, constants, strict=True):
+            found[variable] = new_place(np.asarray(value), is_known=True)
+
+        def read(variable: Any) -> int:
+            if hasattr(variable, "val"):
+                return new_place(variable.val, is_known=True)
+            return found[variable]
+
+        for equation in jaxpr.eqns:
+            read_from = [read(variable) for variable in equation.invars]
+            inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
+            if inner is not None:  # a function within the function, say relu
+                write_to = walk(inner.jaxpr, inner.consts, read_from)
+            else:
+                write_to = add_step(equation, read_from)
+            found.update(zip(equation.outvars, write_to, strict=True))
+        return [read(variable) for variable in jaxpr.outvars]
+
+    def add_step(equation: Any, read_from: list[int]) -> list[int]:
+        name = equation.primitive.name
+        operation = ELEMENTWISE.get(name)
+        if name in OPERATIONS:
+            operation = partial(OPERATIONS[name], **equation.params)
+        if name == "dot_general" and equation.params["dimension_numbers"] != PLAIN_PRODUCT:
+            operation = None
+        if operation is None or not known.issuperset(read_from):
+            write_to = [new_place() for _ in equation.outvars]
+            steps.append((operation, read_from, write_to))
+            return write_to
+        results = operation(*(places[i] for i in read_from))
+        if not equation.primitive.multiple_results:
+            results = [results]
+        return [new_place(result, is_known=True) for result in results]
+
+    (output,) = walk(program.jaxpr, program.consts, inputs)
+    dtype = program.out_avals[0].dtype
+    needed = {output}
+    for _, read_from, write_to in reversed(steps):  # say, actions need no log-probability
+        if not needed.isdisjoint(write_to):
+            needed.update(read_from)
+    steps = [step for step in steps if not needed.isdisjoint(step[2])]
+    if any(operation is None for operation, _, _ in steps):
+        return None
+    used_inputs = [i for i in inputs if i in needed]
+
+    def run(leaves: list) -> np.ndarray:
+        values = places.copy()
+        for i in used_inputs:
+            values[i] = np.asarray(leaves[i])
+        for operation, read_from, write_to in steps:
+            result = operation(*[values[i] for i in read_from])
+            if len(write_to) == 1:
+                values[write_to[0]] = result
+            else:
+                for i, part in zip(write_to, result, strict=True):
+                    values[i] = part
+        return values[output].astype(dtype)
+
+    return run

@@ -1,0 +1,272 @@
+"""Learning from replay memory in JAX: a script defines an update, this compiles and runs it.
+
+An update is a pure function from the state of learning (a NamedTuple of arrays with a `key`) and
+what was drawn for it to the next state and a dict of metrics, whose means are logged. `Training`
+makes one when the loop says so, `BackgroundTraining` makes several while the loop acts. Both keep
+the state on the device, reuse its memory for the next state (donation), and are in checkpoints.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import takewhile
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+
+from cleanrl_utils.errors import require
+from cleanrl_utils.speed.jax_acting import in_numpy
+from cleanrl_utils.speed.jax_tools import Params, arrays_of, is_key, with_arrays
+
+
+class Training:
+    """The state of learning, changed by update(state, batch, *rest)."""
+
+    def __init__(self, update: Callable, state: Any, memory: Any, batch_size: int, *rest: Any):
+        self._update_state = update
+        self.memory = memory
+        self.batch_size = batch_size
+        self._packing = Packing(state)
+        self._packed = self._packing.pack(state)
+        self._names = self._metric_names(state, *rest)
+        self._no_metrics = jnp.zeros((2, len(self._names)))
+        self._sums = self._no_metrics  # of the metrics, and the number of summands
+        self._update = jax.jit(self._update_packed, donate_argnums=0)
+        self._changes: dict[Callable, Callable] = {}
+
+    @property
+    def state(self) -> Any:
+        """A copy of the state of learning, as NumPy arrays except its key."""
+        state = self._packing.unpack(self._packed)
+        return jax.tree.map(lambda x: x if is_key(x) else np.array(x), state)
+
+    def update(self, *rest: Any) -> None:
+        """Make one update, with a batch from the memory."""
+        inputs = self._packed, self._sums, self.memory.replay
+        self._packed, self._sums = self._update(*inputs, *rest)
+
+    def change(self, function: Callable) -> None:
+        """Replace the state by function(state), say by one with a new target network."""
+        if function not in self._changes:
+
+            def changed(packed: Any) -> Any:
+                return self._packing.pack(function(self._packing.unpack(packed)))
+
+            self._changes[function] = jax.jit(changed, donate_argnums=0)
+        self._packed = self._changes[function](self._packed)
+
+    def policy(self, function: Callable) -> Callable[[np.ndarray], np.ndarray]:
+        """function(state, obs) as a fast function of NumPy's obs, with the state of the moment."""
+        if not self._packing.enabled:
+            on_cpu = in_numpy(function)
+            return lambda obs: on_cpu(self._packed, obs)
+        compiled = jax.jit(lambda packed, obs: function(self._packing.unpack(packed), obs))
+        return lambda obs: np.asarray(compiled(self._packed, obs))
+
+    def metrics(self) -> dict[str, float]:
+        """Means of the metrics since the last call, without those that had no update."""
+        sums, counts = np.asarray(self._sums)
+        self._sums = self._no_metrics
+        found = zip(self._names, sums, counts, strict=True)
+        return {name: total / count for name, total, count in found if count}
+
+    def state_dict(self) -> dict[str, list[np.ndarray]]:
+        return {"arrays": arrays_of((self._packed, self._sums))}
+
+    def load_state_dict(self, saved: dict[str, list[np.ndarray]]) -> None:
+        self._packed, self._sums = with_arrays((self._packed, self._sums), saved["arrays"])
+
+    def _draw(self, replay: Any, key: Array) -> tuple:
+        return (self.memory.sample(replay, key, self.batch_size),)
+
+    def _metric_names(self, state: Any, *rest: Any) -> list[str]:
+        """Names of the metrics of an update that does everything."""
+        names: list[str] = []
+
+        def trace(state: Any, replay: Any) -> None:
+            drawn = self._draw(replay, state.key)
+            for metrics in self._update_state(state, *drawn, *rest)[1]:
+                names.extend(name for name in metrics if name not in names)
+
+        jax.eval_shape(trace, state, self.memory.replay)
+        return names
+
+    def _update_packed(self, packed: Any, sums: Array, replay: Any, *rest: Any) -> tuple:
+        state = self._packing.unpack(packed)
+        key, draw_key = random.split(state.key)
+        drawn = self._draw(replay, draw_key)
+        state, logged = self._update_state(state._replace(key=key), *drawn, *rest)
+        return self._packing.pack(state), self._add(sums, logged)
+
+    def _add(self, sums: Array, logged: list[dict[str, Array]]) -> Array:
+        """The sums with the metrics of one update, one dict per gradient step."""
+        found = [[metrics[name] for metrics in logged if name in metrics] for name in self._names]
+        values = jnp.stack([sum(values, jnp.zeros(())) for values in found])
+        counts = jnp.array([float(len(values)) for values in found])
+        return sums + jnp.stack([values, counts])
+
+
+class BackgroundTraining(Training):
+    """Several updates in one program, in the background, while the loop acts.
+
+    Each update is update(state, batches, noise, due): with two batches, `noises` arrays of
+    standard normal noise of the shape of a batch of actions, and which optional parts are due.
+    XLA launches the kernels of a GPU one by one: a thread waits for that. A GPU draws the random
+    numbers of all updates in the time of one update's: they are drawn at once.
+    """
+
+    def __init__(self, update: Callable, state: Any, memory: Any, batch_size: int, noises: int):
+        self.noises = noises
+        super().__init__(update, state, memory, batch_size)
+        self._actor_packing = Packing(self.state.actor.params)
+        self._program = jax.jit(self._updates_packed, static_argnums=4, donate_argnums=(0, 2))
+        self._thread = ThreadPoolExecutor(1)
+        self._learning: Future
+
+    def start(self, *due: Sequence[bool]) -> None:
+        """Begin to insert the collected steps into the memory and to make updates. Each of `due`
+        says of one optional part whether it is due, for every update."""
+        schedule = tuple(zip(*due, strict=True))
+        inputs = self._packed, self._sums, self.memory.replay, self.memory.take_collected()
+        self._learning = self._thread.submit(self._learn, *inputs, schedule)
+
+    def wait(self) -> Params:
+        """Wait for the updates; returns the new parameters of the actor as NumPy arrays."""
+        self._packed, self._sums, self.memory.replay, actor = self._learning.result()
+        return actor
+
+    def _learn(self, *inputs: Any) -> tuple:
+        *outputs, actor = self._program(*inputs)
+        return *outputs, self._actor_packing.fetch(actor)
+
+    def _updates_packed(
+        self, packed: Any, sums: Array, replay: Any, collected: Array, schedule: tuple
+    ) -> tuple:
+        state = self._packing.unpack(packed)
+        replay = self.memory.insert(replay, collected)
+        key, draw_key = random.split(state.key)
+        drawn = self._draw_many(replay, draw_key, len(schedule))
+
+        def update(state: Any, sums: Array, drawn: Any, due: tuple) -> tuple[Any, Array]:
+            state, logged = self._update_state(state, *self._gather(replay, *drawn), due)
+            return state, self._add(sums, logged)
+
+        state, sums = scan_updates(update, (state._replace(key=key), sums), schedule, drawn)
+        actor = self._actor_packing.pack(state.actor.params)
+        return self._packing.pack(state), sums, replay, actor
+
+    def _draw_many(self, replay: Any, key: Array, updates: int) -> tuple[Array, Array]:
+        """Indices of batches and noise."""
+        shape = updates, self.noises, self.batch_size, *self.memory.action_shape
+        if self.noises == 0:
+            noise_key = key
+        else:
+            key, noise_key = random.split(key)
+        indices = self.memory.sample_indices(replay, key, updates, 2, self.batch_size)
+        return indices, random.normal(noise_key, shape)
+
+    def _gather(self, replay: Any, indices: Array, noise: Array) -> tuple:
+        return [self.memory.gather(replay, i) for i in indices], noise
+
+    def _draw(self, replay: Any, key: Array) -> tuple:
+        indices, noise = self._draw_many(replay, key, 1)
+        return self._gather(replay, indices[0], noise[0])
+
+
+def steps_per_iteration(args: Any, *frequencies: str) -> int:
+    """Steps of all environments between two starts of a BackgroundTraining; refuses settings that
+    do not fit, and the named frequencies where each iteration would need a program of its own."""
+    steps = args.learn_every * args.num_envs
+    for flag in ("total-timesteps", "learning-starts", "buffer-size"):
+        enough = getattr(args, flag.replace("-", "_")) >= steps
+        require(enough, f"--{flag} must be at least --learn-every x --num-envs = {steps}")
+    names = " and ".join(f"--{flag}" for flag in frequencies)
+    for flag in frequencies:
+        frequency = getattr(args, flag.replace("-", "_"))
+        fits = steps % frequency == 0 or frequency % steps == 0
+        what = f"{steps} (--learn-every x --num-envs), or be a multiple of it"
+        require(fits, f"{names} must divide {what}")
+    return steps
+
+
+def scan_updates(update: Callable, carry: tuple, due: tuple, drawn: Any) -> tuple:
+    """carry = update(*carry, drawn[i], due[i]) for each i; `due` is known when this is compiled.
+    Where `due` repeats itself it becomes a loop, whose body is compiled once."""
+    begin = 0
+    while begin < len(due):
+        period, times = repetition(due[begin:])
+        end = begin + period * times
+        body = due[begin : begin + period]
+
+        def repeat(carry: tuple, drawn: Any, body: tuple = body) -> tuple[tuple, None]:
+            for i, parts in enumerate(body):
+                carry = update(*carry, jax.tree.map(lambda x, i=i: x[i], drawn), parts)
+            return carry, None
+
+        cut = lambda x: x[begin:end].reshape(times, period, *x.shape[1:])  # noqa: B023, E731
+        carry, _ = jax.lax.scan(repeat, carry, jax.tree.map(cut, drawn))
+        begin = end
+    return carry
+
+
+def repetition(due: tuple) -> tuple[int, int]:
+    """Length of the pattern that `due` begins with and repeats, and the number of repetitions; of
+    all such patterns the one that covers the most."""
+
+    def times(period: int) -> int:
+        whole = range(len(due) // period)
+        same = (due[i * period : (i + 1) * period] == due[:period] for i in whole)
+        return sum(takewhile(bool, same))
+
+    periods = range(1, len(due) // 2 + 1)
+    best = max(periods, key=lambda n: n * times(n) * (times(n) > 1), default=1)
+    return best, times(best)
+
+
+class Packing:
+    """All arrays of a tree as one vector for each data type.
+
+    A GPU program takes some microseconds per array that it is given: fifty parameters and moments
+    would take as long as an update. On a CPU the copies cost more, and the tree stays as it is.
+    """
+
+    @staticmethod
+    def enabled_by_default() -> bool:
+        return jax.default_backend() != "cpu"
+
+    def __init__(self, tree: Any):
+        self.enabled = self.enabled_by_default()
+        leaves, self.structure = jax.tree.flatten(tree)
+        self.types = [str(x.dtype) for x in leaves]
+        self.shapes = [x.shape for x in leaves]
+
+    @partial(jax.jit, static_argnums=0)
+    def pack(self, tree: Any) -> Any:
+        if not self.enabled:
+            return tree
+        vectors: dict[str, list[Array]] = {kind: [] for kind in self.types}
+        for kind, leaf in zip(self.types, jax.tree.leaves(tree), strict=True):
+            vectors[kind].append(leaf.reshape(-1))
+        return {kind: jnp.concatenate(parts) for kind, parts in vectors.items()}
+
+    @partial(jax.jit, static_argnums=0)
+    def unpack(self, packed: Any) -> Any:
+        return self._views(packed) if self.enabled else packed
+
+    def fetch(self, packed: Any) -> Any:
+        """The tree with NumPy arrays, fetched from the device as few vectors."""
+        packed = jax.device_get(packed)
+        return self._views(packed) if self.enabled else packed
+
+    def _views(self, vectors: dict[str, Any]) -> Any:
+        leaves = []
+        starts = dict.fromkeys(self.types, 0)
+        for kind, shape in zip(self.types, self.shapes, strict=True):
+            start = starts[kind]
+            starts[kind] = start + prod(shape)
+            leaves.append(vectors[kind][start : starts[kind]].reshape(shape))
+        return jax.tree.unflatten(self.structure, leaves)
