@@ -246,8 +246,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
-    first = jax.jit(partial(init, args, envs))()
-    training = Training(partial(update, args), first, memory, args.batch_size)
+    functions = partial(init, args, envs), partial(update, args)
+    training = Training(*functions, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)

@@ -51,7 +51,7 @@ class Args(RunsArgs):
     """maximum norm of the gradient"""
     start_e: Share = 1
     """probability of a random action at the start (epsilon)"""
-    end_e: Share = 0.2
+    end_e: Share = 0.05
     """probability of a random action at the end of exploration (epsilon)"""
     exploration_fraction: Share = 0.2
     """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""

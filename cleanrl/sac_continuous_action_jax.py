@@ -28,7 +28,7 @@ from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.jax_acting import NumpyModel
 from cleanrl_utils.speed.jax_learning import BackgroundTraining, steps_per_iteration
-from cleanrl_utils.speed.jax_tools import Params
+from cleanrl_utils.speed.jax_tools import Params, train_state
 
 
 @dataclass
@@ -112,7 +112,7 @@ def mlp(x: Array, *widths: int) -> Array:
 
 
 class Actor(nn.Module):
-    """A Gaussian, squashed by tanh into the action space: each dimension has bounds of its own."""
+    """A Gaussian policy, squashed by tanh into the bounds of each action dimension."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -124,16 +124,17 @@ class Actor(nn.Module):
         return mean, jnp.tanh(log_std) * 3.5 - 1.5
 
     def sample(self, obs: Array, noise: Array) -> tuple[Array, Array]:
-        """Actions that gradients flow through, and the logarithms of their densities."""
+        """Actions, through which gradients flow, and their log-probabilities."""
         mean, log_std = self(obs)
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2
         bias = np.add(self.high, self.low) / 2
-        # p(a) = p(x) / (da/dx) with da/dx = scale * (1 - tanh(x)^2); the logarithm of the latter is
-        # 2 log(2) + 2 x - 2 softplus(2 x), which stays exact where tanh is 1 in float32
+        actions = jnp.tanh(x) * scale + bias
+        # log p(a) = log N(x; mean, std) - log da/dx, where da/dx = scale * (1 - tanh(x)^2). Written
+        # with softplus, log(1 - tanh(x)^2) stays exact where tanh(x) rounds to 1.
         logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
-        log_norm = (np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)).sum()
-        return jnp.tanh(x) * scale + bias, logprob.sum(-1) - log_norm
+        constants = np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)
+        return actions, logprob.sum(-1) - constants.sum()
 
     def act(self, obs: Array, noise: Array) -> Array:
         """Actions for the environment: rounding must not leave the bounds."""
@@ -151,7 +152,7 @@ class Critic(nn.Module):
         return mlp(x, 256, 256, 1).squeeze(-1)
 
 
-# Two critics; each layer is one batched product.
+# Two Q-functions; batched products make them as fast as one.
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
@@ -169,12 +170,6 @@ class Agent(NumpyModel):
         return self.compute("act", obs, noise)
 
 
-# same as ddpg_continuous_action_jax.py
-def train_state(apply: Callable | None, params: Params, learning_rate: float) -> TrainState:
-    """A network's function and parameters, and their optimiser."""
-    return TrainState.create(apply_fn=apply, params=params, tx=optax.adam(learning_rate))
-
-
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -189,15 +184,14 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     key, actor_key, critics_key = random.split(random.key(args.seed), 3)
     obs = np.zeros(envs.observation_space.shape)
     actor = Agent.from_args(envs, args).network
-    actor_params = actor.init(actor_key, obs)
     critics = Critics().init(critics_key, obs, np.zeros(envs.action_space.shape))
     temperature = {"log_alpha": jnp.float32(0.0 if args.autotune else math.log(args.alpha))}
     alpha_lr = args.q_lr if args.autotune else 0.0
     return State(
-        actor=train_state(actor.apply, actor_params, args.policy_lr),
-        critics=train_state(Critics().apply, critics, args.q_lr),
+        actor=train_state(actor.apply, actor.init(actor_key, obs), optax.adam(args.policy_lr)),
+        critics=train_state(Critics().apply, critics, optax.adam(args.q_lr)),
         target_critics=critics,
-        temperature=train_state(None, temperature, alpha_lr),
+        temperature=train_state(None, temperature, optax.adam(alpha_lr)),
         key=key,
     )
 
@@ -213,12 +207,9 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
     q = q_values(critics, batch.obs, batch.actions)
     values, losses = q.mean(1), jnp.square(q - targets).mean(1)
-    metrics = {
-        "losses/qf1_values": values[0],
-        "losses/qf2_values": values[1],
-        "losses/qf1_loss": losses[0],
-    }
-    return losses.sum(), metrics | {"losses/qf2_loss": losses[1], "losses/qf_loss": losses.mean()}
+    metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
+    metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
+    return losses.sum(), metrics | {"losses/qf_loss": losses.mean()}
 
 
 def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
@@ -230,12 +221,8 @@ def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tupl
     actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
     target_entropy = -batch.actions.shape[1]  # -1 per dimension
     alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
-    metrics = {
-        "losses/actor_loss": actor_loss,
-        "losses/alpha": alpha,
-        "losses/alpha_loss": alpha_loss,
-    }
-    return actor_loss + alpha_loss, metrics
+    metrics = {"losses/actor_loss": actor_loss, "losses/alpha": alpha}
+    return actor_loss + alpha_loss, metrics | {"losses/alpha_loss": alpha_loss}
 
 
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1, 1)) -> tuple:
@@ -270,8 +257,8 @@ if __name__ == "__main__":
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
     noises = 1 + args.policy_frequency  # per update: for the critics and for each policy step
-    first = jax.jit(partial(init, args, envs))()
-    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, noises)
+    functions = partial(init, args, envs), partial(update, args)
+    training = BackgroundTraining(*functions, memory, args.batch_size, noises)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 

@@ -31,7 +31,8 @@ class Block:
 
 def blocks(source: str) -> dict[str, Block]:
     """Every function, class and method of a file, by name: `gae`, `Agent`, `Agent.act`."""
-    lines, found = source.splitlines(), {}
+    lines = source.splitlines()
+    found = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
@@ -49,7 +50,7 @@ def blocks(source: str) -> dict[str, Block]:
 
 @dataclass
 class Copy:
-    """A marked block, with what it should be (None: its origin has no such block)."""
+    """A marked block and its wanted text (None: the origin has no such block)."""
 
     path: Path
     line: int
@@ -70,6 +71,7 @@ class Copy:
 
 
 def copies(path: Path) -> list[Copy]:
+    """All marked blocks of a file."""
     source = path.read_text()
     here = {block.start: (name, block) for name, block in blocks(source).items()}
     found = []
@@ -85,7 +87,7 @@ def copies(path: Path) -> list[Copy]:
 
 
 def fix(path: Path) -> int:
-    """Copy drifted blocks over, last first so that line numbers stay true; returns how many."""
+    """Copy drifted blocks, last first so that line numbers stay valid; returns their number."""
     fixed = 0
     for copy in reversed(copies(path)):
         if copy.drifted and copy.block and copy.wanted:
@@ -99,7 +101,7 @@ def fix(path: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fix", action="store_true", help="copy drifted blocks from their origin")
-    parser.add_argument("--folder", type=Path, help="of scripts, instead of all there are")
+    parser.add_argument("--folder", type=Path, help="folder of scripts to check instead of all")
     options = parser.parse_args()
     folders = [options.folder] if options.folder else FOLDERS
     paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]

@@ -1,4 +1,4 @@
-"""The documentation: it builds, links hold, commands run, nothing is left unexplained."""
+"""The documentation: it builds, links work, commands run, everything is explained."""
 
 import dataclasses
 import functools
@@ -222,7 +222,7 @@ def test_tags_of_episodes_come_from_the_calls_that_log_them(code: str, wanted: s
 
 
 def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
-    """All that benchmark/results has is on some page, with its number of seeds."""
+    """Every result of benchmark/results is on a page, with its number of seeds."""
     for group in pages.groups:
         if group.script not in pages.scripts:
             continue  # a copy of a script, made to compare with
@@ -387,7 +387,7 @@ def commands(block: str) -> list[list[str]]:
     "path", WITH_COMMANDS, ids=[str(path.relative_to(ROOT)) for path in WITH_COMMANDS]
 )
 def test_commands_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As typed, in the order of the page, in this process; scripts with fewer steps."""
+    """Run the commands of a page in order, in this process, with fewer steps."""
     for name in ("cleanrl", "docs", "benchmark"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -414,7 +414,7 @@ def test_commands_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_command_of_a_script_has_flags_that_exist() -> None:
-    """Also where a command is not run: its script and its flags are there."""
+    """The scripts and flags of all commands exist, also of those that are not run."""
     checked, every = 0, scripts.read_scripts()
     shared = {x.field for flags in scripts.shared_flags().values() for x in flags} | {"help"}
     for path in WRITTEN:
@@ -432,7 +432,7 @@ def test_every_command_of_a_script_has_flags_that_exist() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs sh")
 def test_every_script_has_a_command_among_the_benchmarks(tmp_path: Path) -> None:
-    """benchmark/*.sh run with a stand-in for Python, which writes down what it is asked to do."""
+    """Run benchmark/*.sh with a fake Python that records its commands."""
     from cleanrl_utils.benchmark import BenchmarkArgs  # not at the top: pages run it as a command
 
     python, said = tmp_path / "bin" / "python", tmp_path / "said"

@@ -1,4 +1,4 @@
-"""The run layer: what it writes, refuses and survives."""
+"""Run: what it writes, which input it refuses, and that runs resume."""
 
 import csv
 import json
@@ -66,7 +66,7 @@ BAD_INPUT = {
     "--num-envs 0": ["--num-envs", "at least 1"],
     "--num-steps 1": ["--num-steps", "at least 2"],
     "--num-envs 1 --num-steps 3": ["--num-steps", "at least 4"],
-    "--env-id probes:ProbeOddFromOne-v0": ["from 1 on", "begin at 0"],
+    "--env-id probes:ProbeOddFromOne-v0": ["start at 1", "actions from 0"],
     "--env-id probes:ProbeOddMultiDiscrete-v0": ["MultiDiscrete", "needs Discrete"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
     "--seed one": ["--seed", "one"],
@@ -392,7 +392,7 @@ def test_what_has_no_checkpoints_is_not_resumed(train, capfd) -> None:
 def test_an_evaluation_ends_where_an_episode_does_not(train, monkeypatch, capfd) -> None:
     from cleanrl_utils.running import evaluation
 
-    monkeypatch.setattr(evaluation, "LONGEST", 50)
+    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 50)
     flags = "--env-id CliffWalking-v1 --total-timesteps 1024 --save-model --eval-episodes 3"
     done = train("ppo", flags)
     summary = json.loads((done.folder / "finished.json").read_text())
@@ -550,7 +550,7 @@ def test_cartpole_is_solved(train) -> None:
 
 
 def test_observations_of_whole_numbers_are_played_too(train) -> None:
-    """FrozenLake shows the number of a field, which becomes a vector of integers."""
+    """FrozenLake's observation is a number, which becomes a vector of integers."""
     flags = "--env-id FrozenLake-v1 --total-timesteps 512 --num-steps 32 --save-model"
     done = train("ppo", f"{flags} --eval-episodes 2")
     assert len(json.loads((done.folder / "finished.json").read_text())["eval_returns"]) == 2

@@ -1,4 +1,4 @@
-"""What the scripts say about themselves: read from their source, which is never run.
+"""Facts about the scripts, read from their source without running it.
 
 scripts = read_scripts()
 scripts["ppo"].flags, scripts["ppo"].tags, scripts["ppo_atari"].relative
@@ -13,7 +13,7 @@ from pathlib import Path
 from cleanrl_utils.pages.tags import logged_tags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# A variant is compared with the script that its name continues, these with another one.
+# A variant is compared with the script whose name its own name extends, except these.
 RELATIVES = {
     "rpo_continuous_action": "ppo_continuous_action",
     "ppo_procgen": "ppo_atari_envpool",
@@ -28,8 +28,9 @@ RELATIVES = {
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
+    "pqn_jax": "ppo_jax",
 }
-# All that the original has; what of it is missing here, the overview says.
+# The scripts of the original; the overview lists those that are missing here.
 NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
 ddpg_continuous_action_jax dqn dqn_atari dqn_atari_jax dqn_jax ppg_procgen ppo ppo_atari
 ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan ppo_atari_lstm
@@ -38,7 +39,7 @@ ppo_procgen ppo_rnd_envpool ppo_trxl pqn pqn_atari_envpool pqn_atari_envpool_lst
 qdagger_dqn_atari_impalacnn qdagger_dqn_atari_jax_impalacnn rainbow_atari rpo_continuous_action
 sac_atari sac_continuous_action td3_continuous_action td3_continuous_action_jax"""
 ORIGINAL = re.findall(r"\w+", NAMES)
-FAMILIES = {  # what a script's imports and names say about its environments
+FAMILIES = {  # environments, by a word in the imports or in the name of a script
     "envpool": "EnvPool",
     "isaacgym": "Isaac Gym",
     "brax": "Brax",
@@ -50,7 +51,7 @@ FAMILIES = {  # what a script's imports and names say about its environments
 }
 
 
-SHARED = {  # classes that Args inherits flags from, and what their tables are called
+SHARED = {  # classes that Args inherits flags from, and the titles of their tables
     "RunArgs": "Every script",
     "LoggingArgs": "Logging",
     "ModelArgs": "Model and evaluation",
@@ -82,7 +83,7 @@ class Flag:
 
 @dataclass
 class Script:
-    """A file of cleanrl/, read but never run."""
+    """A file of cleanrl/."""
 
     name: str
     source: str
@@ -98,7 +99,7 @@ class Script:
 
     @property
     def page(self) -> str:
-        """The algorithm's page, which the docstring names."""
+        """The page of the algorithm, from the docstring."""
         found = re.search(r"docs/(rl-algorithms/[\w-]+\.md)", self.source)
         return found[1] if found else "rl-algorithms/overview.md"
 
@@ -108,7 +109,7 @@ class Script:
 
     @cached_property
     def flags(self) -> list[Flag]:
-        """Its own flags; those it shares are `shared_flags`."""
+        """The flags of this script alone, without `shared_flags`."""
         return fields_of(self.tree, "Args")
 
     @property
@@ -122,7 +123,7 @@ class Script:
 
     @cached_property
     def tags(self) -> list[str]:
-        """Everything it logs."""
+        """The tags of all metrics that it logs."""
         return logged_tags(self.tree)
 
     @property
@@ -152,7 +153,7 @@ class Script:
     def features(self) -> str:
         has = {flag.field for flag in self.flags} | set(self.bases)
         features = {
-            "CUDA graphs": "run.accelerate(" in self.source,
+            "CUDA graphs": "accelerate(" in self.source,
             "one program": "RunsArgs" in has,
             "many agents at once": "RunsArgs" in has,
             "replay on the GPU": "buffer_device" in has,
@@ -165,7 +166,7 @@ class Script:
 
     @property
     def relative(self) -> str | None:
-        """The script it is best read beside."""
+        """The script to compare it with."""
         if RELATIVES.get(self.name) in self.siblings:
             return RELATIVES[self.name]
         name = self.name
