@@ -128,12 +128,11 @@ class Actor(nn.Module):
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2
         bias = np.add(self.high, self.low) / 2
-        actions = jnp.tanh(x) * scale + bias
         # log p(a) = log N(x; mean, std) - log da/dx, where da/dx = scale * (1 - tanh(x)^2). Written
         # with softplus, log(1 - tanh(x)^2) stays exact where tanh(x) rounds to 1.
         logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
         constants = np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)
-        return actions, logprob.sum(-1) - constants.sum()
+        return jnp.tanh(x) * scale + bias, logprob.sum(-1) - constants.sum()
 
     def act(self, obs: Array, noise: Array) -> Array:
         """Actions for the environment: rounding must not leave the bounds."""
