@@ -1,4 +1,4 @@
-"""The tuner on real runs: every value arrives, runs are pruned while they train, studies go on."""
+"""The tuner on real runs: settings reach the runs, trials are pruned, studies continue."""
 
 import json
 import shlex
@@ -41,7 +41,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """As typed in the documentation, with less work; two trials side by side."""
+    """The example of the documentation with fewer steps; two trials in parallel."""
     tuner = Tuner(
         script=str(ROOT / "cleanrl/ppo.py"),
         metric="charts/episodic_return",
@@ -93,7 +93,7 @@ def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -
     said = capsys.readouterr().out
     score = f"{statistics.mean(fresh):.3f} ± {statistics.stdev(fresh):.3f}"
     assert f"{score} over 2 fresh seeds (of 1, 2): the number to report" in said
-    assert "on the seeds it was tuned on (optimistic: the best of 2 trials)" in said
+    assert "on the seeds used for tuning (biased upwards: the best of 2 trials)" in said
     (command,) = [line for line in said.splitlines() if "cleanrl_utils.benchmark" in line]
     words = shlex.split(command)
     inner = shlex.split(words[words.index("--command") + 1])
@@ -210,9 +210,7 @@ def test_a_score_that_is_not_a_number_is_a_failure(monkeypatch: pytest.MonkeyPat
         return float("nan")
 
     monkeypatch.setattr(Tuner, "one_run", diverges)
-    with pytest.raises(
-        SystemExit, match="its score is not a number; see runs/.tuner/test/trial_0000"
-    ):
+    with pytest.raises(SystemExit, match="its score is NaN; see runs/.tuner/test/trial_0000"):
         make_tuner(lambda trial: {}).tune(num_trials=1, num_seeds=1)
 
 

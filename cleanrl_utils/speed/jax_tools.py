@@ -1,12 +1,13 @@
 """What JAX scripts share: models, initial weights, permutations, patches of pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.training.train_state import TrainState
 
 Params = Mapping[str, Any]  # arrays by name, in Flax nested
 
@@ -59,6 +60,11 @@ def orthogonal(rng: np.random.Generator, std: float, *shape: int) -> np.ndarray:
     q, r = np.linalg.qr(rng.standard_normal((max(shape), min(shape))))
     q = q * np.sign(np.diagonal(r))
     return (std * (q if shape[0] > shape[1] else q.T)).astype(np.float32)
+
+
+def train_state(apply: Callable | None, params: Params, optimizer: Any) -> TrainState:
+    """Flax's TrainState: a network's function, its parameters and their optimiser."""
+    return TrainState.create(apply_fn=apply, params=params, tx=optimizer)
 
 
 def permutations(key: jax.Array, count: int, size: int, cut: int) -> jax.Array:
