@@ -44,6 +44,7 @@ lint: $(STAMPS)/dev ## check format, lint, spelling, types and the Dockerfile
 	$(PY) -m ruff check .
 	$(VENV)/bin/codespell
 	$(PY) -m mypy
+	$(PY) -m cleanrl_utils.sync
 	$(VENV)/bin/hadolint Dockerfile
 
 format: $(STAMPS)/dev ## format the code and apply the fixes of lint

@@ -57,6 +57,7 @@ class Args(RunArgs):
     policy_frequency: Count = 2
     """update the policy and the target networks every this many steps"""
 
+    # differs from ddpg_continuous_action.py: several steps per iteration, for --learn-every
     def __post_init__(self) -> None:
         super().__post_init__()
         self.iteration_steps = steps_per_iteration(self, "policy-frequency")
@@ -64,7 +65,6 @@ class Args(RunArgs):
         self.log_every = max(100 // self.iteration_steps, 1)  # iterations
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -81,7 +81,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}

@@ -65,6 +65,7 @@ class Args(RunArgs):
     autotune: bool = True
     """tune the entropy coefficient towards a target entropy"""
 
+    # differs from td3_continuous_action_jax.py: checks --alpha
     def __post_init__(self) -> None:
         super().__post_init__()
         frequencies = "policy-frequency", "target-network-frequency"
@@ -74,7 +75,6 @@ class Args(RunArgs):
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -91,7 +91,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -99,7 +98,6 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ddpg_continuous_action_jax.py
 def mlp(x: Array, *widths: int) -> Array:
     """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
     torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
@@ -111,6 +109,7 @@ def mlp(x: Array, *widths: int) -> Array:
     return x
 
 
+# differs from td3_continuous_action_jax.py: a squashed Gaussian
 class Actor(nn.Module):
     """A Gaussian policy, squashed by tanh into the bounds of each action dimension."""
 
@@ -129,12 +128,11 @@ class Actor(nn.Module):
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2
         bias = np.add(self.high, self.low) / 2
-        actions = jnp.tanh(x) * scale + bias
         # log p(a) = log N(x; mean, std) - log da/dx, where da/dx = scale * (1 - tanh(x)^2). Written
         # with softplus, log(1 - tanh(x)^2) stays exact where tanh(x) rounds to 1.
         logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
         constants = np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)
-        return actions, logprob.sum(-1) - constants.sum()
+        return jnp.tanh(x) * scale + bias, logprob.sum(-1) - constants.sum()
 
     def act(self, obs: Array, noise: Array) -> Array:
         """Actions for the environment: rounding must not leave the bounds."""
@@ -142,7 +140,6 @@ class Actor(nn.Module):
         return actions.clip(np.array(self.low), np.array(self.high))
 
 
-# same as ddpg_continuous_action_jax.py
 class Critic(nn.Module):
     """The Q-function."""
 
@@ -156,6 +153,7 @@ class Critic(nn.Module):
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
+# differs from td3_continuous_action_jax.py: samples with noise
 class Agent(NumpyModel):
     """What model files hold and evaluations play: an actor, computed by NumPy."""
 
@@ -170,6 +168,7 @@ class Agent(NumpyModel):
         return self.compute("act", obs, noise)
 
 
+# differs from td3_continuous_action_jax.py: an entropy coefficient, no target policy
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -180,6 +179,7 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from td3_continuous_action_jax.py: an entropy coefficient, no target policy
 def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     key, actor_key, critics_key = random.split(random.key(args.seed), 3)
     obs = np.zeros(envs.observation_space.shape)
@@ -196,6 +196,7 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     )
 
 
+# differs from td3_continuous_action_jax.py: targets with the policy's entropy
 def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
     """Summed loss of both critics, and metrics."""
     # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
@@ -225,6 +226,7 @@ def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tupl
     return actor_loss + alpha_loss, metrics | {"losses/alpha_loss": alpha_loss}
 
 
+# differs from td3_continuous_action_jax.py: several policy steps, and the entropy coefficient
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1, 1)) -> tuple:
     """The update of one environment step, and the metrics of each gradient step."""
     batch, policy_batch = batches
@@ -267,6 +269,7 @@ if __name__ == "__main__":
     agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
+        # differs from td3_continuous_action_jax.py: targets move on their own schedule
         # Start learning in the background, from the steps before this iteration. Each environment's
         # step is counted, so that --num-envs changes neither the number of updates nor their order.
         begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps

@@ -69,7 +69,6 @@ class Args(RunArgs):
         self.log_every = max(100 // self.iteration_steps, 1)  # iterations
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -86,7 +85,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -94,7 +92,6 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ddpg_continuous_action_jax.py
 def mlp(x: Array, *widths: int) -> Array:
     """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
     torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
@@ -106,7 +103,6 @@ def mlp(x: Array, *widths: int) -> Array:
     return x
 
 
-# same as ddpg_continuous_action_jax.py
 class Actor(nn.Module):
     """A deterministic policy; each dimension of an action has bounds of its own."""
 
@@ -125,7 +121,6 @@ class Actor(nn.Module):
         return (self(obs) + noise * (high - low) / 2).clip(low, high)
 
 
-# same as ddpg_continuous_action_jax.py
 class Critic(nn.Module):
     """The Q-function."""
 
@@ -139,7 +134,6 @@ class Critic(nn.Module):
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
-# same as ddpg_continuous_action_jax.py
 class Agent(NumpyModel):
     """What model files hold and evaluations play: an actor, computed by NumPy."""
 
@@ -158,6 +152,7 @@ class Agent(NumpyModel):
         return self.compute("act", obs, self.exploration_noise * noise)
 
 
+# differs from ddpg_continuous_action_jax.py: two critics
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -168,6 +163,7 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from ddpg_continuous_action_jax.py: two critics
 def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     key, actor_key, critics_key = random.split(random.key(args.seed), 3)
     obs = np.zeros(envs.observation_space.shape)
@@ -184,6 +180,7 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     )
 
 
+# differs from ddpg_continuous_action_jax.py: two critics, noise on the target policy's actions
 def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
     """Summed loss of both critics, and metrics."""
     # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
@@ -201,12 +198,14 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     return losses.sum(), metrics | {"losses/qf_loss": losses.mean()}
 
 
+# differs from ddpg_continuous_action_jax.py: the first critic alone
 def actor_loss(actor: Params, state: State, batch: Batch) -> tuple:
     actions = state.actor.apply_fn(actor, batch.obs)
     loss = -state.critics.apply_fn(state.critics.params, batch.obs, actions)[0].mean()
     return loss, {"losses/actor_loss": loss}
 
 
+# differs from ddpg_continuous_action_jax.py: two critics, noise on the target policy
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:
     """The update of one environment step, and the metrics of each gradient step."""
     batch, actor_batch = batches

@@ -191,7 +191,7 @@ def test_numpy_leaves_what_it_cannot_compute_to_the_compiler() -> None:
 
     def unused(params: Any, x: Any) -> Any:
         jnp.arctan(x)
-        return (x @ jnp.ones((3, 2)) + jnp.arange(2.0)).max(1) * params["scale"]
+        return (x @ jnp.ones((3, 2)) + np.arange(2.0)).max(1) * params["scale"]
 
     assert translate(jax.make_jaxpr(unused)(params, x)) is not None
     wanted = 2 * (x.sum(1) + 1)

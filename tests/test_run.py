@@ -509,22 +509,27 @@ def test_results_of_runs_as_tables(train, tmp_path: Path) -> None:
 
 
 def test_sync_finds_and_mends_drift(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(
-        "def f(x):\n    return x + 1\n\n\nclass A:\n    def g(self):\n        return 1\n"
+    """Equal by default; a difference is marked, and a mark is a difference."""
+    (tmp_path / "ppo.py").write_text(
+        "def f(x):\n    return x + 1\n\n\ndef g(x):\n    return 1\n\n\n"
+        'if __name__ == "__main__":\n    # Learn from it\n    print(1)\n'
     )
-    two = tmp_path / "two.py"
-    two.write_text(
-        "# same as one.py\ndef f(x):\n    return x + 2\n\n\n"
-        "class A:\n    # same as one.py\n    def g(self):\n        return 1\n"
+    variant = tmp_path / "ppo_two.py"
+    variant.write_text(
+        "def f(x):\n    return x + 2\n\n\n"
+        "# differs from ppo.py: returns 2\ndef g(x):\n    return 2\n\n\n"
+        'if __name__ == "__main__":\n    # Learn from it\n    print(2)\n'
     )
     sync = [sys.executable, "-m", "cleanrl_utils.sync", "--folder", str(tmp_path)]
     found = subprocess.run(sync, capture_output=True, text=True)
-    assert found.returncode == 1 and "two.py:1: f has drifted from one.py" in found.stderr
+    assert found.returncode == 1 and "ppo_two.py:1: f has drifted from ppo.py" in found.stderr
+    assert "# Learn from it has drifted" in found.stderr and ": g has" not in found.stderr
     assert subprocess.run([*sync, "--fix"], capture_output=True).returncode == 0
-    assert (
-        "return x + 1" in two.read_text()
-        and subprocess.run(sync, capture_output=True).returncode == 0
-    )
+    mended = variant.read_text()
+    assert "return x + 1" in mended and "print(1)" in mended and "return 2" in mended
+    variant.write_text(mended.replace("return 2", "return 1"))
+    found = subprocess.run(sync, capture_output=True, text=True)
+    assert found.returncode == 1 and "g is marked, but equal to ppo.py" in found.stderr
 
 
 def test_the_scripts_are_in_sync() -> None:

@@ -6,6 +6,7 @@ scripts["ppo"].flags, scripts["ppo"].tags, scripts["ppo_atari"].relative
 
 import ast
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,14 @@ RELATIVES = {
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
     "pqn_jax": "ppo_jax",
+}
+# Scripts in JAX resemble one another more than their twins in torch.
+JAX_RELATIVES = {
+    "td3_continuous_action_jax": "ddpg_continuous_action_jax",
+    "sac_continuous_action_jax": "td3_continuous_action_jax",
+    "c51_jax": "dqn_jax",
+    "c51_atari_jax": "dqn_atari_jax",
+    "dqn_atari_jax": "dqn_jax",
 }
 # The scripts of the original; the overview lists those that are missing here.
 NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
@@ -167,14 +176,7 @@ class Script:
     @property
     def relative(self) -> str | None:
         """The script to compare it with."""
-        if RELATIVES.get(self.name) in self.siblings:
-            return RELATIVES[self.name]
-        name = self.name
-        while "_" in name:
-            name = name.rpartition("_")[0]
-            if name in self.siblings:
-                return name
-        return None
+        return relative_of(self.name, self.siblings)
 
 
 def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
@@ -209,3 +211,27 @@ def read_scripts() -> dict[str, Script]:
     order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "sac": 4, "td3": 5, "ddpg": 6}
     rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.pictures, x.name)  # noqa: E731
     return {script.name: script for script in sorted(scripts.values(), key=rank)}
+
+
+def relative_of(name: str, known: Set[str]) -> str | None:
+    """The script that a script is best read beside: the one that its name continues, mostly."""
+    if RELATIVES.get(name) in known:
+        return RELATIVES[name]
+    while "_" in name:
+        name = name.rpartition("_")[0]
+        if name in known:
+            return name
+    return None
+
+
+def relatives(name: str, known: Set[str]) -> list[str]:
+    """The scripts that a script shares functions with, nearest first; ppo.py is the last."""
+    found: list[str] = []
+    waiting = [JAX_RELATIVES.get(name), relative_of(name, known), "ppo"]
+    while waiting:
+        other = waiting.pop(0)
+        if other is None or other not in known or other in found or other == name:
+            continue
+        found.append(other)
+        waiting[:0] = [JAX_RELATIVES.get(other), relative_of(other, known)]
+    return [*(x for x in found if x != "ppo"), *(x for x in found if x == "ppo")]
