@@ -258,6 +258,13 @@ def update_target(args: Args, state: State) -> State:
     return state._replace(target_network=optax.incremental_update(*networks, args.tau))
 
 
+# tags of the offline phase
+OFFLINE = {
+    "losses/loss": "charts/offline/loss",
+    "losses/td_loss": "charts/offline/q_loss",
+    "losses/distill_loss": "charts/offline/distill_loss",
+}
+
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Run(args, make_env)
@@ -307,10 +314,8 @@ if __name__ == "__main__":
         if step % args.target_network_frequency == 0:
             training.change(follow)
         if step % 100 == 0 or step == args.offline_steps:
-            losses = training.metrics()
-            names = {"loss": "loss", "q_loss": "td_loss", "distill_loss": "distill_loss"}
-            offline = {f"charts/offline/{x}": losses[f"losses/{y}"] for x, y in names.items()}
-            run.log(offline, global_step)
+            means = training.metrics()
+            run.log({OFFLINE[tag]: means[tag] for tag in OFFLINE}, global_step)
         if step % 100_000 == 0 or step == args.offline_steps:
             agent.params = training.state.q_network.params
             played = run.play(agent, args.teacher_eval_episodes, args.end_e)

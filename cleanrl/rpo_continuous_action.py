@@ -61,8 +61,7 @@ class Args(TorchArgs):
     target_kl: NonNegative | None = None
     """stop an update after the epoch in which the approximate KL divergence exceeds this"""
     rpo_alpha: NonNegative = 0.5
-    """range of the uniform noise that the update adds to the mean action: [-alpha, alpha]; 0 is PPO
-"""
+    """the update adds uniform noise in [-alpha, alpha] to the mean action; 0 is PPO"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -66,7 +66,7 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
         lines.append("# Uncommitted changes of the run:")
         lines.append(f"git apply {shlex.quote(str(changes.resolve()))}")
     elif git.get("dirty"):
-        lines.append("# The run had uncommitted changes that are lost.")
+        lines.append("# The run had changes that were not committed; they are lost.")
 
     versions = {name: str(version) for name, version in part(record, "versions").items()}
     python = versions.pop("python", "3").partition(" ")[0]

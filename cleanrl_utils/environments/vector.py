@@ -152,7 +152,7 @@ class Replayable(gym.Wrapper):
             self.ended = bool(outcome[2] or outcome[3])
         except Exception as error:
             raise self._failed(error) from None
-        self._record(deepcopy(action) if isinstance(action, np.ndarray) else action, number)
+        self._record(action.copy() if isinstance(action, np.ndarray) else action, number)
         return outcome
 
     def _record(self, action: Any, number: int) -> None:
@@ -282,7 +282,8 @@ class SyncVectorEnv(ReplayState, gym.vector.SyncVectorEnv):
             concatenate(self.single_observation_space, self._env_obs, self._observations)
         except Exception as error:
             self._explain(error)
-        self.obs = deepcopy(self._observations)
+        plain = isinstance(self._observations, np.ndarray)  # else a dictionary or tuple of arrays
+        self.obs = self._observations.copy() if plain else deepcopy(self._observations)
         if not all_finite(self.obs, rewards):
             self._fail_not_finite(rewards)
         self.ended = terminated | truncated

@@ -1,15 +1,17 @@
 """The code that made a run: its fingerprint, its copy in the run's folder, its uncommitted changes.
 
 A fingerprint is a hash of a script and of all it imports from this project or from its own folder,
-at any depth. Comments, docstrings and layout do not count: they cannot change what a run does.
+at any depth. Comments, docstrings and blank lines do not count: they cannot change a run.
 """
 
 import ast
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import subprocess
+import tokenize
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
@@ -74,7 +76,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def meaning(path: Path) -> str:
-    """A hash of what a file says to Python: without comments, docstrings and layout."""
+    """A hash of a file without its comments, docstrings and blank lines."""
     return read(path.read_bytes())[1]
 
 
@@ -86,12 +88,27 @@ def read(content: bytes) -> tuple[tuple[str, ...], str]:
     except (SyntaxError, ValueError, RecursionError):  # not Python that can be read
         return (), hashlib.sha256(content).hexdigest()
     names: list[str] = []
+    texts: set[int] = set()  # lines of docstrings
     for node in blocks(tree):
         names += imported(node)
-        if body := getattr(node, "body", None):
-            kept = [line for line in body if not is_text(line)]
-            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
-    return tuple(names), hashlib.sha256(ast.unparse(tree).encode(errors="replace")).hexdigest()
+        if isinstance(node, ast.stmt) and is_text(node):
+            texts.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code = without_comments(content, texts)
+    return tuple(names), hashlib.sha256(code.encode(errors="replace")).hexdigest()
+
+
+def without_comments(content: bytes, texts: set[int]) -> str:
+    """The lines of a file without comments, blank lines and the lines `texts`.
+
+    Not ast.unparse: each version of Python writes a tree in its own way.
+    """
+    lines = content.decode(errors="replace").splitlines()
+    for token in tokenize.tokenize(io.BytesIO(content).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    kept = [line.rstrip() for number, line in enumerate(lines, 1) if number not in texts]
+    return "\n".join(line for line in kept if line)
 
 
 def blocks(tree: ast.AST) -> Iterator[ast.AST]:

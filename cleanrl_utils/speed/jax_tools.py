@@ -108,7 +108,9 @@ def with_arrays(tree: Any, arrays: list[np.ndarray]) -> Any:
         if is_key(leaf):
             new.append(jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)))
         else:
-            new.append(jax.device_put(np.asarray(array, leaf.dtype), leaf.sharding))
+            # committed to a device only if it was: else programs would be compiled once more
+            device = leaf.sharding if leaf.committed else None
+            new.append(jax.device_put(np.asarray(array, leaf.dtype), device))
     return jax.tree.unflatten(structure, new)
 
 
