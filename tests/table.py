@@ -62,7 +62,7 @@ PPO_CONTINUOUS_QUICK = (
     "--total-timesteps 2048 --num-envs 2 --num-steps 64 --num-minibatches 2 --update-epochs 2"
 )
 PPO_CONTINUOUS_PROBE = (
-    "--total-timesteps 12000 --learning-rate 0.005 --num-envs 4 --num-steps 32"
+    "--total-timesteps 8000 --learning-rate 0.005 --num-envs 4 --num-steps 32"
     " --num-minibatches 4 --update-epochs 4"
 )
 
@@ -70,13 +70,12 @@ DQN_TAGS = ["charts/SPS", "losses/td_loss", "losses/q_values"]
 C51_TAGS = ["charts/SPS", "losses/loss", "losses/q_values"]
 DQN_QUICK = "--learning-starts 100 --train-frequency 10 --buffer-size 700 --batch-size 16"
 DQN_PROBE = (
-    "--total-timesteps 3000 --learning-starts 100 --train-frequency 2 --learning-rate 0.003"
-    " --target-network-frequency 50 --buffer-size 2000"
+    "--total-timesteps 1500 --learning-starts 100 --train-frequency 2 --learning-rate 0.003"
+    " --target-network-frequency 30 --buffer-size 2000"
 )
 DQN_PIXELS_PROBE = (
-    "--total-timesteps 700 --learning-starts 50 --train-frequency 2 --learning-rate 0.0005"
-    " --target-network-frequency 20 --buffer-size 1000 --batch-size 8 --exploration-fraction 1"
-    " --torch-threads 1"
+    "--total-timesteps 400 --learning-starts 50 --train-frequency 2 --learning-rate 0.0003"
+    " --target-network-frequency 16 --buffer-size 1000 --exploration-fraction 1"
 )
 C51_PROBE = "--v-min -20 --v-max 20 --n-atoms 41"
 
@@ -94,7 +93,7 @@ SHORT_ATARI_QUICK = (
     f"--total-timesteps 192 --num-steps 16 --num-minibatches 2 --update-epochs 1 {SHORT_GAMES}"
 )
 ATARI_PROBE = (
-    "--total-timesteps 2400 --num-steps 8 --num-minibatches 1 --learning-rate 0.001 --ent-coef 0"
+    "--total-timesteps 1280 --num-steps 8 --num-minibatches 1 --learning-rate 0.001 --ent-coef 0"
 )
 PROCGEN_QUICK = "--total-timesteps 192 --num-envs 2 --num-steps 8 --num-minibatches 2"
 PROCGEN_NEEDS = ["envpool", "envpool.procgen.procgen_envpool"]  # the second needs Qt
@@ -126,7 +125,7 @@ OFF_POLICY_QUICK = (
     "--total-timesteps 600 --learning-starts 200 --num-envs 2 --batch-size 16 --buffer-size 500"
 )
 OFF_POLICY_PROBE = (
-    "--total-timesteps 1500 --learning-starts 200 --batch-size 32 --buffer-size 2000 --tau 0.1"
+    "--total-timesteps 1200 --learning-starts 200 --batch-size 32 --buffer-size 2000 --tau 0.1"
 )
 
 
@@ -199,7 +198,7 @@ SCRIPTS = [
         checkpoints=100,
         quick="--total-timesteps 2048 --num-steps 64",
         tags=PPO_TAGS,
-        probe="--total-timesteps 12000 --learning-rate 0.005 --num-steps 32 --ent-coef 0",
+        probe="--total-timesteps 4000 --learning-rate 0.005 --num-steps 32 --ent-coef 0",
         values=lambda g, obs: torch_call(g["agent"].get_value, obs),
         acts=lambda g, obs: torch_call(g["agent"].act, obs),
     ),
@@ -421,7 +420,7 @@ SCRIPTS = [
         env_id="BreakoutNoFrameskip-v4",
         quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK} {SHORT_GAMES}",
         tags=DQN_TAGS,
-        probe=DQN_PIXELS_PROBE,
+        probe=f"{DQN_PIXELS_PROBE} --batch-size 32 --torch-threads 1",
         probe_suffix="Pixels",
         probes=["Both", "Truncation"],
         values=lambda g, obs: torch_call(g["q_network"], obs).max(1),
@@ -433,7 +432,7 @@ SCRIPTS = [
         env_id="BreakoutNoFrameskip-v4",
         quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK} {SHORT_GAMES}",
         tags=C51_TAGS,
-        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE}",
+        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE} --batch-size 32 --torch-threads 1",
         probe_suffix="Pixels",
         probes=["Both"],
         values=lambda g, obs: torch_call(g["q_network"].q_values, obs).max(1),
@@ -505,7 +504,7 @@ SCRIPTS = [
         env_id="BreakoutNoFrameskip-v4",
         quick=f"--total-timesteps 240 --num-envs 2 {DQN_QUICK} {SHORT_GAMES}",
         tags=DQN_TAGS,
-        probe=DQN_PIXELS_PROBE.replace("--torch-threads 1", ""),
+        probe=f"{DQN_PIXELS_PROBE} --batch-size 8",
         probe_suffix="Pixels",
         probes=["Both", "Truncation"],
         values=jax_q_values,
@@ -517,7 +516,7 @@ SCRIPTS = [
         env_id="BreakoutNoFrameskip-v4",
         quick=f"--total-timesteps 240 --num-envs 2 {DQN_QUICK} {SHORT_GAMES}",
         tags=C51_TAGS,
-        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE}".replace("--torch-threads 1", ""),
+        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE} --batch-size 8",
         probe_suffix="Pixels",
         probes=["Both"],
         values=jax_q_values,

@@ -47,7 +47,7 @@ class ProbePool(gym.vector.SyncVectorEnv):
 
 
 def shrink(picture: np.ndarray) -> np.ndarray:
-    return picture[:8, :8].transpose(2, 0, 1)
+    return picture[::11, ::11].transpose(2, 0, 1)
 
 
 @pytest.fixture
