@@ -278,4 +278,4 @@ def test_chain_in_vector_environments(env_id: str) -> None:
 def test_what_shows_no_pictures_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput) as error:
         Grayscale(gym.make("CartPole-v1"))
-    assert "--env-id CartPole-v1" in error.value.message and "pictures" in error.value.message
+    assert "--env-id CartPole-v1" in error.value.message and "images" in error.value.message
