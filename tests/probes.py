@@ -15,10 +15,10 @@ GAMMA = 0.9  # the probes' discount; tests pass --gamma 0.9
 def picture(cue: float) -> np.ndarray:
     """-1 is brighter on the left, 1 on the right. A network that starts without biases could not
     tell a dark picture from a bright one: its outputs are the same but for a factor."""
-    left, right = int(160 - 95 * cue), int(160 + 95 * cue)
-    return (
-        np.repeat(np.array([left, right], np.uint8), 42)[None, :, None].repeat(84, 0).repeat(3, 2)
-    )
+    both = np.empty((84, 84, 3), np.uint8)
+    both[:, :42] = 127.5 - 127.5 * cue
+    both[:, 42:] = 127.5 + 127.5 * cue
+    return both
 
 
 class Probe(gym.Env):
@@ -135,12 +135,15 @@ class Truncation(Probe):
 
 
 class Memory(Probe):
-    """The last of five actions must repeat the cue of the first step.
-
-    A stack of four frames no longer contains it.
-    """
+    """The cue shows only at the first of five steps (four frames are no memory of it); the last
+    action must repeat it. Pictures are black, white or gray all over."""
 
     length = 5
+
+    def observe(self) -> np.ndarray:
+        if self.pixels:
+            return np.full((84, 84, 3), int(127.5 + 127.5 * self.cue()), np.uint8)
+        return super().observe()
 
     def cue(self) -> float:
         return self.sign if self.t == 0 else 0.0

@@ -234,7 +234,7 @@ SCRIPTS = [
         " --trxl-memory-length 16",
         tags=[*PPO_TAGS, "charts/entropy_coefficient", "losses/reconstruction_loss"]
         + [f"episode/{x}_mean" for x in ("r", "l", "value", "advantage")],
-        probe="--total-timesteps 6400 --anneal-steps 6400 --init-lr 0.02 --final-lr 0.004"
+        probe="--total-timesteps 6400 --anneal-steps 6400 --init-lr 0.01 --final-lr 0.0005"
         " --num-envs 8 --num-steps 12 --num-minibatches 2 --update-epochs 4 --no-clip-vloss"
         " --max-grad-norm 10 --trxl-dim 32 --trxl-num-layers 1 --trxl-memory-length 6"
         " --torch-threads 1",
@@ -362,9 +362,10 @@ SCRIPTS = [
         " --batch-size 4 --buffer-size 300 --update-frequency 10 --target-network-frequency 50"
         f" {SHORT_GAMES}",
         tags=[*(tag for tag in TD3_TAGS if "episodic" not in tag), "losses/alpha"],
-        probe="--total-timesteps 800 --learning-starts 100 --torch-threads 1 --batch-size 8"
-        " --buffer-size 1000 --q-lr 0.002 --policy-lr 0.001 --target-network-frequency 4 --tau 0.5"
-        " --no-autotune --alpha 0.001",
+        # the policy learns slowly, after the critics: what has become certain hardly changes
+        probe="--total-timesteps 400 --learning-starts 100 --torch-threads 1 --batch-size 32"
+        " --buffer-size 1000 --q-lr 0.0005 --policy-lr 0.00003 --update-frequency 2"
+        " --target-network-frequency 4 --tau 0.5 --no-autotune --alpha 0.03",
         probe_suffix="Pixels",
         probes=["Both", "Truncation"],
         values=lambda g, obs: torch_call(g["agent"].critics, obs).min(0).max(1),

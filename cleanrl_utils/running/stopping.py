@@ -29,7 +29,7 @@ class Stopping:
         if not (self.folder / folder.CHECKPOINT).exists():
             return "there is no checkpoint yet"
         words = ["python", os.path.relpath(self.script), "--resume", str(self.folder)]
-        return f"resume from the last checkpoint: {shlex.join(words)}"
+        return f"resume from the last good checkpoint: {shlex.join(words)}"
 
     def _stop(self, why: str) -> None:
         """End the run with one line that gives the reason."""
