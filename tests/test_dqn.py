@@ -195,7 +195,7 @@ def test_weights_that_the_original_saved_are_played(name: str, tmp_path: Path) -
     assert play(tmp_path / "q_network.pth") == play(tmp_path / "ours")
     short = {key: x for key, x in theirs.items() if key != "network.0.bias"}
     narrow = theirs | {"network.0.weight": torch.zeros(120, 3)}
-    odd = {"0.bias": short, "0.weight": narrow, "weights alone": (theirs, theirs)}
+    odd = {"0.bias": short, "0.weight": narrow, "more than weights": (theirs, theirs)}
     for says, weights in odd.items():
         bare = name == "dqn" or isinstance(weights, tuple)
         odd_one = weights if bare else {"model_weights": weights, "args": settings}

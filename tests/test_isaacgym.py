@@ -123,7 +123,7 @@ def test_isaac_gym_is_used_where_it_is_installed(monkeypatch) -> None:
     args = SimpleNamespace(capture_video=False)
     run = SimpleNamespace(args=args, device=torch.device("cpu"), say=said.append)
     envs = envs_torch.make_tensor_envs("Ant", 1, 7, run)
-    assert said == ["Ant is Isaac Gym's"] and made[0]["task"] == "Ant" and made[0]["seed"] == 7
+    assert said == ["Ant: from Isaac Gym"] and made[0]["task"] == "Ant" and made[0]["seed"] == 7
     envs.reset(seed=1)
     outcomes = torch.stack([envs.step(torch.zeros(1, 1))[1][:, 0] for _ in range(5)])
     assert outcomes[:, 0].tolist() == [1, 1, 1, 0, 1]  # rewards
