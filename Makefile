@@ -1,4 +1,4 @@
-# `make help` lists the targets. Installs are stamped: they run again only when a pin changed.
+# `make help` lists the targets. Packages are installed again only if a pin has changed.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -21,12 +21,12 @@ TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax optuna
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%_-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMPS)/base ## build .venv with what every script needs
+setup: $(STAMPS)/base ## create .venv with the packages that every script needs
 
-demo: $(STAMPS)/base ## train PPO on CartPole-v1, evaluate it, draw its curve, film it
+demo: $(STAMPS)/base ## train PPO on CartPole-v1, evaluate it, draw its curve, record a video
 	$(PY) -m cleanrl_utils.demo $(DEMO_ARGS)
 
-test: $(STAMPS)/test ## install what the tests need and run them; PYTEST_ARGS="-k ppo"
+test: $(STAMPS)/test ## install the test packages and run all tests; PYTEST_ARGS="-k ppo"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-quick: $(STAMPS)/test ## the tests that take a few seconds each, in under three minutes
@@ -44,25 +44,26 @@ lint: $(STAMPS)/dev ## check format, lint, spelling, types and the Dockerfile
 	$(PY) -m ruff check .
 	$(VENV)/bin/codespell
 	$(PY) -m mypy
+	$(PY) -m cleanrl_utils.sync
 	$(VENV)/bin/hadolint Dockerfile
 
-format: $(STAMPS)/dev ## format the code and fix what lint can fix
+format: $(STAMPS)/dev ## format the code and apply the fixes of lint
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
 docs: $(STAMPS)/docs ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-docs-serve: $(STAMPS)/docs ## serve the documentation while you write it
+docs-serve: $(STAMPS)/docs ## serve the documentation locally, with live reload
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
-bench-speed: $(STAMPS)/peers ## steps per second beside other libraries; SPEED_ARGS="--help"
+bench-speed: $(STAMPS)/peers ## compare steps per second with other libraries; SPEED_ARGS="--help"
 	$(PY) benchmark/speed.py $(SPEED_ARGS)
 
-install-%: $(STAMPS)/% ## add one extra's pins to .venv: make install-atari
+install-%: $(STAMPS)/% ## install the packages of an extra, e.g. make install-atari
 	@echo "$* is installed in $(VENV)"
 
-lock: ## pin anew what requirements*.txt pull in (needs uv)
+lock: ## update requirements/constraints.txt (needs uv)
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	for file in requirements/requirements*.txt; do \
 		sed '/^-[ce] /d' "$$file" > "$$tmp/$${file##*/}"; \
@@ -73,14 +74,14 @@ lock: ## pin anew what requirements*.txt pull in (needs uv)
 	{ head -n 1 requirements/constraints.txt; cat "$$tmp/pins"; } > "$$tmp/new"; \
 	cp "$$tmp/new" requirements/constraints.txt
 
-clean: ## remove builds and caches; .venv and runs/ stay
+clean: ## remove builds and caches, but not .venv and runs/
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
 		echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2> /dev/null || echo missing):" \
-			"name one with make PYTHON=python3.11" >&2; exit 2; }
+			"choose one with make PYTHON=python3.11" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { \
 		echo "$(PYTHON) cannot make environments; on Debian: apt-get install python3-venv" >&2; exit 2; }
 	@mkdir -p $(STAMPS) && touch $@
@@ -98,7 +99,7 @@ $(STAMPS)/memory_gym: requirements/requirements-memory_gym.txt requirements/no-d
 	$(INSTALL) --no-deps -r requirements/no-deps.txt
 	@touch $(STAMPS)/base $@
 
-# One call for all, so that pip sees every pin at once.
+# One call, so that pip sees all pins at once.
 $(STAMPS)/test: $(wildcard requirements/*.txt) requirements/system.sh pyproject.toml | $(STAMPS)/venv
 	requirements/system.sh
 	$(INSTALL) $(TEST_EXTRAS:%=-r requirements/requirements-%.txt)

@@ -1,10 +1,10 @@
-"""The bars of the benchmark tool and the tuner that are too long for the tests, measured.
+"""Checks of the benchmark tool and the tuner that take too long for the tests.
 
     python benchmark/check_tools.py faults        # 12 runs, one crashes always, one is killed once
     python benchmark/check_tools.py pool          # 200 short runs: overhead and memory of the pool
     python benchmark/check_tools.py pruning       # environment steps with and without a pruner
 
-Each works in a temporary folder, prints what it measured, and exits with 1 if a bar is missed.
+Each works in a temporary folder, prints its measurements, and exits with status 1 if it fails.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PPO = f"{sys.executable} {ROOT}/cleanrl/ppo.py --cuda False"
-PATHS = os.pathsep.join(
-    [str(ROOT), str(ROOT / "tests")]
-)  # tests/faulty.py has the bad environments
+# tests/faulty.py has the environments that fail
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 
 
 def benchmark(flags: list[str], folder: Path, **variables: str) -> tuple[int, str]:
+    """Exit status and output of the benchmark tool."""
     words = [sys.executable, "-m", "cleanrl_utils.benchmark", *flags]
     env = {**os.environ, "PYTHONPATH": PATHS, **variables}
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)
@@ -33,9 +33,9 @@ def benchmark(flags: list[str], folder: Path, **variables: str) -> tuple[int, st
 
 
 def faults(args: argparse.Namespace, folder: Path) -> bool:
-    """Of 12 runs 11 finish, one of them from its checkpoint; the twelfth is named."""
+    """11 of 12 runs finish, one of them from its checkpoint; the other is named as failed."""
     env_ids = ["CartPole-v1", "Acrobot-v1", "faulty:Crash-v0", "faulty:KilledOnce-v0"]
-    # Both faults are for the first seed only: with the others these environments are CartPole.
+    # Only the first seed fails: with the others these environments are CartPole.
     flags = ["--env-ids", *env_ids, "--num-seeds", "3", "--workers", str(args.workers)]
     flags += ["--command", f"{PPO} --total-timesteps {args.steps or 2048}"]
     variables = {"FAULTY_MARKER": str(folder / "killed"), "FAULTY_SEED": "1"}
@@ -64,30 +64,34 @@ def cpu_and_memory(process: int) -> tuple[float, float] | None:
 
 
 def pool(args: argparse.Namespace, folder: Path) -> bool:
-    """The time in which a worker had no run, and the pool's own CPU time and memory."""
-    # Each run notes its own beginning and end, so the pool cannot flatter itself.
+    """Measure the idle time of workers, and the CPU time and memory of the pool itself."""
+    # Each run writes its own start and end, so that the measurement is independent of the pool.
     timed = 's=$EPOCHREALTIME; "$@"; r=$?; echo $s $EPOCHREALTIME >> times.txt; exit $r'
     run = args.command or f"{PPO} --total-timesteps {args.steps or 512}"
     command = f"bash -c {shlex.quote(timed)} run {run}"
     flags = ["--env-ids", "CartPole-v1", "--num-seeds", str(args.runs)]
     flags += ["--command", command, "--workers", str(args.workers)]
-    began, memory = time.time(), list[tuple[int, float]]()
+    began = time.time()
+    memory: list[tuple[int, float]] = []  # (finished runs, MiB)
     with open(folder / "out.txt", "w") as out:
         words = [sys.executable, "-m", "cleanrl_utils.benchmark", *flags]
         env = {**os.environ, "PYTHONPATH": PATHS}
         process = subprocess.Popen(words, cwd=folder, env=env, stdout=out, stderr=out)
-        times, cpu = folder / "times.txt", 0.0
+        times = folder / "times.txt"
+        cpu = 0.0
         while process.poll() is None:
             time.sleep(1)
             done = times.read_text().count("\n") if times.exists() else 0
-            if found := cpu_and_memory(process.pid):
+            found = cpu_and_memory(process.pid)
+            if found:
                 cpu = found[0]
                 memory.append((done, found[1]))
         process.wait()
     spans = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
-    first, last = min(s for s, _ in spans), max(e for _, e in spans)
+    first = min(start for start, _ in spans)
+    last = max(end for _, end in spans)
     busy = sum(end - start for start, end in spans)
-    # The last runs leave workers idle because there is nothing left to do: not the pool's fault.
+    # At the end workers are idle because no runs are left: this time does not count.
     tail = sum(last - end for _, end in sorted(spans, key=lambda span: span[1])[-args.workers :])
     idle = 1 - busy / (args.workers * (last - first) - tail)
     early = statistics.mean(
@@ -95,7 +99,7 @@ def pool(args: argparse.Namespace, folder: Path) -> bool:
     )
     late = statistics.mean(rss for done, rss in memory if done >= args.runs * 0.9)
     print(f"{len(spans)} runs of {busy / len(spans):.1f} s, {args.workers} workers")
-    print(f"start of the first run after {first - began:.1f} s")
+    print(f"first run started after {first - began:.1f} s")
     print(f"workers idle {idle:.2%} of the time, the pool's CPU time {cpu / busy:.2%} of the runs'")
     print(f"memory after 10-20% of the runs {early:.1f} MiB, after 90-100% {late:.1f} MiB")
     ok = process.returncode == 0 and len(spans) == args.runs
@@ -103,7 +107,7 @@ def pool(args: argparse.Namespace, folder: Path) -> bool:
 
 
 def pruning(args: argparse.Namespace, folder: Path) -> bool:
-    """The same studies with and without a pruner: steps taken, and the best score found."""
+    """Compare studies with and without a pruner: environment steps and best score."""
     import optuna
 
     from cleanrl_utils.tuner import Tuner
@@ -112,7 +116,7 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
     rows: dict[str, list[tuple[int, float]]] = {"without": [], "with": []}
     for number in range(args.studies):
         for arm in rows:
-            # the best fifth goes on, judged from a fifth of its steps on
+            # keeps the best fifth of the trials, from a fifth of their steps on
             top_fifth = optuna.pruners.PercentilePruner(20, n_startup_trials=1, n_warmup_steps=1)
             tuner = Tuner(
                 script=str(ROOT / "cleanrl/ppo.py"),
@@ -143,7 +147,7 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
     for arm in rows:
         spread = f" ± {statistics.stdev(best[arm]):.3f}" if args.studies > 1 else ""
         found = f"{statistics.mean(best[arm]):.3f}{spread} over {args.studies} studies"
-        print(f"{arm} pruning: {steps[arm]:,.0f} steps a study, best {found}")
+        print(f"{arm} pruning: {steps[arm]:,.0f} steps per study, best {found}")
     print(f"{ratio:.2f} times fewer steps")
     worse = statistics.mean(best["without"]) - statistics.mean(best["with"])
     noise = statistics.stdev(best["without"] + best["with"]) if args.studies > 1 else 1.0
@@ -162,12 +166,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("check", choices=CHECKS)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=200, help="of the pool")
-    parser.add_argument("--command", help="for the pool, instead of PPO: bash -c 'sleep 2'")
-    parser.add_argument("--studies", type=int, default=5, help="with and without pruning, each")
-    parser.add_argument("--trials", type=int, default=20, help="of a study")
-    parser.add_argument("--steps", type=int, default=0, help="of a run; 0: the check's own number")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel runs")
+    parser.add_argument("--runs", type=int, default=200, help="pool: number of runs")
+    parser.add_argument("--command", help="pool: command instead of PPO, e.g. bash -c 'sleep 2'")
+    parser.add_argument(
+        "--studies", type=int, default=5, help="pruning: number of studies with and without it"
+    )
+    parser.add_argument("--trials", type=int, default=20, help="pruning: trials per study")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="steps per run; 0: the default of the check"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ok = CHECKS[args.check](args, Path(folder))

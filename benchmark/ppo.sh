@@ -82,3 +82,11 @@ python -m cleanrl_utils.benchmark \
     --command "python cleanrl/ppo_jax.py --no-cuda" \
     --num-seeds 5 \
     --workers "${WORKERS:-1}"
+
+# MinAtar by gymnax on one GPU, 10 million steps: each run is thirty agents in one program
+python -m cleanrl_utils.benchmark \
+    --env-ids Asterix-MinAtar Breakout-MinAtar Freeway-MinAtar SpaceInvaders-MinAtar \
+    --command "python cleanrl/ppo_jax.py --num-seeds 30 --total-timesteps 10000000 --num-envs 64 \
+        --num-minibatches 8 --learning-rate 1e-3 --no-clip-vloss" \
+    --num-seeds 1 \
+    --workers "${GPU_WORKERS:-1}"

@@ -1,10 +1,10 @@
-"""Steps per second of scripts after warm-up, beside peers that are installed, at equal settings.
+"""Measure steps per second of scripts and of other libraries at equal settings, after warm-up.
 
     python benchmark/speed.py ppo                     # CartPole-v1: ours and stable-baselines3
     python benchmark/speed.py sac_continuous_action --repeats 3 --threads 1 2
 
-Everything is measured in one call, turn by turn, so that a busy machine slows all alike; each
-contestant counts with its best number of threads. The peers are in requirements-peers.txt.
+Scripts and libraries are measured alternately, so that a busy machine slows all of them; each is
+reported with its best number of threads. The libraries are in requirements-peers.txt.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 @dataclass
 class Case:
-    """What to measure of a script, and the same settings in the words of stable-baselines3."""
+    """A script's settings to measure, and the same settings for stable-baselines3."""
 
     env_id: str
     steps: int
@@ -112,7 +112,7 @@ for torch_name in [
 
 
 def measure_script(name: str, case: Case, threads: int, extra: list[str]) -> float:
-    """Steps per second of a real run between the end of the warm-up and its end."""
+    """Steps per second of a run, from the end of the warm-up to its end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "cleanrl" / f"{name}.py"), "--env-id", case.env_id]
         command += ["--total-timesteps", str(case.steps), "--checkpoints", "0", *case.flags, *extra]
@@ -121,13 +121,15 @@ def measure_script(name: str, case: Case, threads: int, extra: list[str]) -> flo
         environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": str(threads)}
         subprocess.run(command, cwd=folder, check=True, capture_output=True, env=environment)
         (path,) = Path(folder).glob("runs/**/metrics.csv")
-        points = [(int(r["step"]), float(r["seconds"])) for r in csv.DictReader(open(path))]
+        with open(path) as file:
+            points = [(int(row["step"]), float(row["seconds"])) for row in csv.DictReader(file)]
     warm = min(point for point in points if point[0] >= case.warm_up)
     last = max(points)
     return (last[0] - warm[0]) / (last[1] - warm[1])
 
 
 def measure_peer(package: str, case: Case, threads: int) -> float:
+    """Steps per second of another library, measured in a process of its own."""
     words = [package, json.dumps(case.__dict__), str(threads)]
     command = [sys.executable, __file__, "--peer-process", *words]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
@@ -136,7 +138,7 @@ def measure_peer(package: str, case: Case, threads: int) -> float:
 
 
 def peer_process(package: str, case: Case, threads: int) -> None:
-    """In a process of its own: train the peer and print its steps per second after warm-up."""
+    """Train with another library and print its steps per second after warm-up."""
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
@@ -155,27 +157,30 @@ def peer_process(package: str, case: Case, threads: int) -> None:
                 self.warm = (self.num_timesteps, time.perf_counter())
             return True
 
-    clock, kwargs = Clock(), {"net_arch": case.net_arch}
-    model = getattr(module, case.algorithm)(
-        "MlpPolicy", envs, device="cpu", policy_kwargs=kwargs, **case.peer
-    )
+    clock = Clock()
+    algorithm = getattr(module, case.algorithm)
+    network = {"net_arch": case.net_arch}
+    model = algorithm("MlpPolicy", envs, device="cpu", policy_kwargs=network, **case.peer)
     model.learn(case.steps, callback=clock)
-    step, at = clock.warm
-    print((model.num_timesteps - step) / (time.perf_counter() - at))
+    step, seconds = clock.warm
+    print((model.num_timesteps - step) / (time.perf_counter() - seconds))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("scripts", nargs="*", default=["ppo"], help=f"of {', '.join(CASES)}")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers to try")
-    parser.add_argument("--flags", default="", help="more flags for our scripts, in one string")
+    parser.add_argument(
+        "scripts", nargs="*", default=["ppo"], help=f"scripts to measure: {', '.join(CASES)}"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="measurements; the median counts")
+    numbers = "numbers of threads to try"
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help=numbers)
+    parser.add_argument("--flags", default="", help="further flags for our scripts, in one string")
     parser.add_argument("--peer-process", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer_process:
         package, case, threads = options.peer_process
         return peer_process(package, Case(**json.loads(case)), int(threads))
-    print("| script | environment | contestant | threads | steps/s | ratio |\n|-|-|-|-|-|-|")
+    print("| script | environment | library | threads | steps/s | ratio |\n|-|-|-|-|-|-|")
     for name in options.scripts:
         if name not in CASES:
             raise SystemExit(f"error: {name}: not one of {', '.join(CASES)}")
@@ -190,14 +195,13 @@ def main() -> None:
                     speed = measure_peer(peer, case, threads)
                     speeds.setdefault((peer, threads), []).append(speed)
         medians = {key: statistics.median(values) for key, values in speeds.items()}
-        ours = max(value for (who, _), value in medians.items() if who == "cleanrl")
-        for who in dict.fromkeys(who for who, _ in medians):
-            best, threads = max((v, t) for (w, t), v in medians.items() if w == who)
-            ratio = f"{ours / best:.2f}"
-            print(
-                f"| {name} | {case.env_id} | {who} | {threads} | {best:,.0f} | {ratio} |",
-                flush=True,
-            )
+        best: dict[str, tuple[float, int]] = {}  # by library: steps per second, threads
+        for (library, threads), speed in medians.items():
+            best[library] = max(best.get(library, (0.0, 0)), (speed, threads))
+        ours = best["cleanrl"][0]
+        for library, (speed, threads) in best.items():
+            cells = [name, case.env_id, library, str(threads), f"{speed:,.0f}"]
+            print(f"| {' | '.join(cells)} | {ours / speed:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What it costs to take a time limit for the end of the world: PPO done right and done wrong.
+"""Compare PPO with and without the mistake of treating truncation as termination.
 
     python benchmark/truncation.py --workers 6
     python benchmark/truncation.py --env-ids HalfCheetah-v4 --total-timesteps 1000000 --workers 6
 
-The tasks never terminate, only their time runs out. The wrong variant is a copy of the script with
-one line changed: a truncated episode counts as a terminated one, so what came after is worth
-nothing. Both run through cleanrl_utils.benchmark; run again, it does only what is missing.
+The tasks never terminate, they are only truncated. The wrong variant is a copy of the script with
+one line changed: a truncated episode counts as terminated, so the value of its last state is 0.
+Both run through cleanrl_utils.benchmark: called again, it runs only what is missing.
 """
 
 import argparse
@@ -27,13 +27,13 @@ RIGHT = ROOT / "cleanrl" / "ppo_continuous_action.py"
 RECORDED = "record[:, step] = reward, term, term | trunc, ~ended"
 MISTAKEN = "record[:, step] = reward, term | trunc, term | trunc, ~ended"
 LABELS = {
-    "ppo_continuous_action": "a time limit is no end (ours)",
-    "truncation_is_termination": "a time limit counts as the end",
+    "ppo_continuous_action": "truncation is not termination (ours)",
+    "truncation_is_termination": "truncation counts as termination",
 }
 
 
 def write_wrong(folder: Path) -> Path:
-    """The same script with the mistake; stops if the line to change is not there exactly once."""
+    """Write the script with the mistake; stops unless the line to change is found exactly once."""
     source = RIGHT.read_text()
     if source.count(RECORDED) != 1:
         raise SystemExit(f"error: {RIGHT.name} no longer records its steps as this script expects")
@@ -43,6 +43,7 @@ def write_wrong(folder: Path) -> Path:
 
 
 def train(script: Path, options: argparse.Namespace) -> None:
+    """Run a script on all tasks and seeds."""
     flags = f"--no-cuda --total-timesteps {options.total_timesteps} {options.flags}"
     paths = f"{shlex.quote(str(script))} --runs-dir {shlex.quote(str(options.folder))}"
     words = ["--command", f"{shlex.quote(sys.executable)} {paths} {flags}"]
@@ -53,7 +54,7 @@ def train(script: Path, options: argparse.Namespace) -> None:
 
 
 def draw(options: argparse.Namespace) -> None:
-    """One panel per task: mean over seeds, the band from the worst seed to the best."""
+    """Draw one panel per task: the mean over seeds, and a band from the worst to the best seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -66,19 +67,19 @@ def draw(options: argparse.Namespace) -> None:
     figure, panels = plt.subplots(1, columns, figsize=size, squeeze=False, layout="constrained")
     for panel, env_id in zip(panels[0], options.env_ids, strict=True):
         for script, label in LABELS.items():
-            mine = [
-                results.curve(run)
-                for run in runs
-                if run.record["script"] == script
-                and run.record["args"]["env_id"] == env_id
-                and run.record["args"]["total_timesteps"] == options.total_timesteps
-            ]
-            curves = np.stack([np.interp(steps, c.step, c.episodic_return) for c in mine])
+            rows = []
+            for run in runs:
+                args = run.record["args"]
+                same_length = args["total_timesteps"] == options.total_timesteps
+                if run.record["script"] == script and args["env_id"] == env_id and same_length:
+                    curve = results.curve(run)
+                    rows.append(np.interp(steps, curve.step, curve.episodic_return))
+            curves = np.stack(rows)
             final = curves[:, -10:].mean(1)
-            print(f"{env_id}, {label}: {mean_and_std(final, 1)}, {len(mine)} seeds")
+            print(f"{env_id}, {label}: {mean_and_std(final, 1)}, {len(rows)} seeds")
             (line,) = panel.plot(steps / 1000, curves.mean(0), label=label)
-            low, high = curves.min(0), curves.max(0)
-            panel.fill_between(steps / 1000, low, high, alpha=0.2, color=line.get_color())
+            color = line.get_color()
+            panel.fill_between(steps / 1000, curves.min(0), curves.max(0), alpha=0.2, color=color)
         panel.set(title=env_id, xlabel="thousand steps", ylabel="episodic return")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center")
     options.figure.parent.mkdir(parents=True, exist_ok=True)
@@ -92,8 +93,8 @@ def main() -> None:
     parser.add_argument("--env-ids", nargs="+", default=tasks, help="tasks that never terminate")
     parser.add_argument("--total-timesteps", type=int, default=500_000)
     parser.add_argument("--num-seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="runs side by side")
-    parser.add_argument("--flags", default="", help="more flags for both, in one string")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel runs")
+    parser.add_argument("--flags", default="", help="further flags for both scripts, in one string")
     parser.add_argument("--folder", type=Path, default=Path("runs/truncation"))
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "assets" / "truncation.png")
     options = parser.parse_args()

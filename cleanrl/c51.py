@@ -65,6 +65,7 @@ class Args(TorchArgs):
     train_frequency: Count = 10
     """number of steps per gradient step"""
 
+    # differs from dqn.py: the atoms are checked
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
@@ -75,7 +76,6 @@ class Args(TorchArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -92,7 +92,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -100,6 +99,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
+# differs from dqn.py: a distribution over returns for every action
 class QNetwork(nn.Sequential):
     """The return distribution of each action: logits, (batch, actions, atoms)."""
 
@@ -120,7 +120,6 @@ class QNetwork(nn.Sequential):
         return self.q_values(obs).argmax(-1)  # the training loop explores
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
@@ -142,6 +141,7 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     return projected.scatter_add_(1, upper, probs * share_above)
 
 
+# differs from dqn.py: cross-entropy to the projected distribution
 def update(
     q_network: QNetwork,
     target_network: QNetwork,
@@ -215,6 +215,7 @@ if __name__ == "__main__":
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
+        # differs from dqn.py: the target network is copied
         # Learn; a GPU does so while the environments step. Steps of single environments count, so
         # that --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):

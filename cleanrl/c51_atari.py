@@ -66,6 +66,7 @@ class Args(PixelArgs):
     train_frequency: Count = 4
     """number of steps per gradient step"""
 
+    # differs from dqn_atari.py: the atoms are checked
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
@@ -76,7 +77,6 @@ class Args(PixelArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo_atari.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -104,7 +104,6 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -112,6 +111,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
+# differs from dqn_atari.py: a distribution over returns for every action
 class QNetwork(nn.Sequential):
     """The return distribution of each action: logits, (batch, actions, atoms)."""
 
@@ -134,22 +134,18 @@ class QNetwork(nn.Sequential):
         logits = super().forward(obs / 255)  # obs: bytes, (batch, 4, 84, 84)
         return logits.unflatten(1, (-1, len(self.atoms)))
 
-    # same as c51.py
     def q_values(self, obs: Tensor) -> Tensor:
         return self(obs).softmax(-1) @ self.atoms  # the mean return of each action
 
-    # same as c51.py
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         return self.q_values(obs).argmax(-1)  # the training loop explores
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
 
 
-# same as c51.py
 def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     """Project a distribution with `probs` at `returns`, both (batch, atoms), onto the atoms: each
     probability is split between the two atoms around its return, in proportion to nearness."""
@@ -166,7 +162,7 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     return projected.scatter_add_(1, upper, probs * share_above)
 
 
-# same as c51.py
+# differs from dqn_atari.py: cross-entropy to the projected distribution
 def update(
     q_network: QNetwork,
     target_network: QNetwork,
@@ -240,6 +236,7 @@ if __name__ == "__main__":
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
+        # differs from dqn_atari.py: the target network is copied
         # Learn; a GPU does so while the environments step. Steps of single environments count, so
         # that --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):

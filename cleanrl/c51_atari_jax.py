@@ -69,6 +69,7 @@ class Args(RunArgs):
     train_frequency: Count = 4
     """number of steps per gradient step"""
 
+    # differs from dqn_atari_jax.py: the atoms are checked
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
@@ -79,7 +80,6 @@ class Args(RunArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo_atari.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -107,7 +107,6 @@ def make_env(
     return thunk
 
 
-# same as dqn_atari_jax.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -115,6 +114,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
+# differs from dqn_atari_jax.py: a distribution over returns for every action
 class QNetwork(nn.Module):
     """How likely each return is after each action: logits, (batch, actions, atoms)."""
 
@@ -133,12 +133,10 @@ class QNetwork(nn.Module):
         logits = nn.Dense(self.num_actions * self.n_atoms)(x)
         return logits.reshape(-1, self.num_actions, self.n_atoms)
 
-    # same as c51_jax.py
     @property
     def atoms(self) -> np.ndarray:
         return np.linspace(self.v_min, self.v_max, self.n_atoms, dtype=np.float32)
 
-    # same as c51_jax.py
     def q_values(self, obs: Array) -> Array:
         return (nn.softmax(self(obs)) * self.atoms).sum(-1)  # the mean return of every action
 
@@ -146,12 +144,11 @@ class QNetwork(nn.Module):
         return self.q_values(obs).argmax(-1)  # exploration is the training loop's
 
 
-# same as c51_jax.py
+# differs from dqn_atari_jax.py: with the atoms of the distribution
 def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
     return QNetwork(int(envs.single_action_space.n), args.n_atoms, args.v_min, args.v_max)
 
 
-# same as dqn_jax.py
 class Agent(FlaxModel):
     """What model files hold and evaluations play."""
 
@@ -160,13 +157,11 @@ class Agent(FlaxModel):
         return cls(make_network(envs, args), {})  # load_state_dict brings the rest
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
 
 
-# same as c51_jax.py
 def project(probs: Array, returns: Array, atoms: Array | np.ndarray) -> Array:
     """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
     each probability is shared by the two atoms around its return, the nearer one gets more."""
@@ -181,7 +176,6 @@ def project(probs: Array, returns: Array, atoms: Array | np.ndarray) -> Array:
     return projected.at[rows, (below + 1).clip(max=last)].add(probs * share)
 
 
-# same as dqn_jax.py
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -190,6 +184,7 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from dqn_atari_jax.py: Adam has the epsilon of the paper
 def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     network = make_network(envs, args)
     key = random.key(args.seed)
@@ -199,6 +194,7 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     return State(q_network, params, random.fold_in(key, 1))
 
 
+# differs from dqn_atari_jax.py: cross-entropy to the projected distribution
 def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Array, dict]:
     """The loss, and metrics."""
     atoms = np.linspace(args.v_min, args.v_max, args.n_atoms, dtype=np.float32)
@@ -219,7 +215,6 @@ def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Ar
     return loss, {"losses/loss": loss, "losses/q_values": (jnp.exp(logprobs) @ atoms).mean()}
 
 
-# same as dqn_jax.py
 def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
     """One gradient step, and its metrics."""
     gradient = jax.grad(get_loss, has_aux=True)
@@ -227,13 +222,12 @@ def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
     return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
 
 
-# same as c51_jax.py
+# differs from dqn_atari_jax.py: a copy, without --tau
 def update_target(args: Args, state: State) -> State:
     """target = network"""
     return state._replace(target_network=state.q_network.params)
 
 
-# same as dqn_jax.py
 def greedy_actions(state: State, obs: Array) -> Array:
     return state.q_network.apply_fn(state.q_network.params, obs, method="act")
 
@@ -246,8 +240,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
-    first = jax.jit(partial(init, args, envs))()
-    training = Training(partial(update, args), first, memory, args.batch_size)
+    functions = partial(init, args, envs), partial(update, args)
+    training = Training(*functions, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)

@@ -66,6 +66,7 @@ class Args(RunArgs):
     train_frequency: Count = 10
     """number of steps per gradient step"""
 
+    # differs from dqn_jax.py: the atoms are checked
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
@@ -76,7 +77,6 @@ class Args(RunArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -93,7 +93,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -101,6 +100,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
+# differs from dqn_jax.py: a distribution over returns for every action
 class QNetwork(nn.Module):
     """How likely each return is after each action: logits, (batch, actions, atoms)."""
 
@@ -127,11 +127,11 @@ class QNetwork(nn.Module):
         return self.q_values(obs).argmax(-1)  # exploration is the training loop's
 
 
+# differs from dqn_jax.py: with the atoms of the distribution
 def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
     return QNetwork(int(envs.single_action_space.n), args.n_atoms, args.v_min, args.v_max)
 
 
-# same as dqn_jax.py
 class Agent(FlaxModel):
     """What model files hold and evaluations play."""
 
@@ -140,7 +140,6 @@ class Agent(FlaxModel):
         return cls(make_network(envs, args), {})  # load_state_dict brings the rest
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
@@ -160,7 +159,6 @@ def project(probs: Array, returns: Array, atoms: Array | np.ndarray) -> Array:
     return projected.at[rows, (below + 1).clip(max=last)].add(probs * share)
 
 
-# same as dqn_jax.py
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -169,6 +167,7 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from dqn_jax.py: Adam has the epsilon of the paper
 def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     network = make_network(envs, args)
     key = random.key(args.seed)
@@ -179,6 +178,7 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     return State(q_network, params, random.fold_in(key, 1))
 
 
+# differs from dqn_jax.py: cross-entropy to the projected distribution
 def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Array, dict]:
     """The loss, and metrics."""
     atoms = np.linspace(args.v_min, args.v_max, args.n_atoms, dtype=np.float32)
@@ -199,7 +199,6 @@ def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Ar
     return loss, {"losses/loss": loss, "losses/q_values": (jnp.exp(logprobs) @ atoms).mean()}
 
 
-# same as dqn_jax.py
 def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
     """One gradient step, and its metrics."""
     gradient = jax.grad(get_loss, has_aux=True)
@@ -207,12 +206,12 @@ def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
     return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
 
 
+# differs from dqn_jax.py: a copy, without --tau
 def update_target(args: Args, state: State) -> State:
     """target = network"""
     return state._replace(target_network=state.q_network.params)
 
 
-# same as dqn_jax.py
 def greedy_actions(state: State, obs: Array) -> Array:
     return state.q_network.apply_fn(state.q_network.params, obs, method="act")
 
@@ -225,8 +224,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs)
-    first = jax.jit(partial(init, args, envs))()
-    training = Training(partial(update, args), first, memory, args.batch_size)
+    functions = partial(init, args, envs), partial(update, args)
+    training = Training(*functions, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)

@@ -26,7 +26,7 @@ from cleanrl_utils.running.run import Run, RunArgs, parse_args
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.jax_acting import NumpyModel
 from cleanrl_utils.speed.jax_learning import BackgroundTraining, steps_per_iteration
-from cleanrl_utils.speed.jax_tools import Params
+from cleanrl_utils.speed.jax_tools import Params, train_state
 
 
 @dataclass
@@ -57,6 +57,7 @@ class Args(RunArgs):
     policy_frequency: Count = 2
     """update the policy and the target networks every this many steps"""
 
+    # differs from ddpg_continuous_action.py: several steps per iteration, for --learn-every
     def __post_init__(self) -> None:
         super().__post_init__()
         self.iteration_steps = steps_per_iteration(self, "policy-frequency")
@@ -64,7 +65,6 @@ class Args(RunArgs):
         self.log_every = max(100 // self.iteration_steps, 1)  # iterations
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -81,7 +81,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -145,11 +144,6 @@ class Agent(NumpyModel):
         return self.compute("act", obs, self.exploration_noise * noise)
 
 
-def train_state(apply: Callable | None, params: Params, learning_rate: float) -> TrainState:
-    """A network's function and parameters, and their optimiser."""
-    return TrainState.create(apply_fn=apply, params=params, tx=optax.adam(learning_rate))
-
-
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -165,10 +159,11 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     obs = np.zeros(envs.observation_space.shape)
     actor = Agent.from_args(envs, args).network
     actor_params = actor.init(actor_key, obs)
+    adam = optax.adam(args.learning_rate)
     critic = Critic().init(critic_key, obs, np.zeros(envs.action_space.shape))
     return State(
-        actor=train_state(actor.apply, actor_params, args.learning_rate),
-        critic=train_state(Critic().apply, critic, args.learning_rate),
+        actor=train_state(actor.apply, actor_params, adam),
+        critic=train_state(Critic().apply, critic, adam),
         target_actor=actor_params,
         target_critic=critic,
         key=key,
@@ -221,8 +216,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
-    first = jax.jit(partial(init, args, envs))()
-    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, 0)
+    functions = partial(init, args, envs), partial(update, args)
+    training = BackgroundTraining(*functions, memory, args.batch_size, 0)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 

@@ -68,7 +68,7 @@ class Args(PixelArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo_atari.py
+# differs from dqn.py: Atari's wrappers
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -96,7 +96,7 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari.py
+# differs from dqn.py: a process per environment on request
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -104,6 +104,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
+# differs from dqn.py: a convolutional network
 class QNetwork(nn.Sequential):
     """Q-values of all actions, by the convolutional network of the Nature paper."""
 
@@ -128,13 +129,11 @@ class QNetwork(nn.Sequential):
         return self(obs).argmax(-1)  # the training loop explores
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
 
 
-# same as dqn.py
 def update(
     q_network: QNetwork,
     target_network: QNetwork,
@@ -156,7 +155,6 @@ def update(
     return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values.detach().mean()}
 
 
-# same as dqn.py
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target"""

@@ -70,7 +70,7 @@ class Args(RunArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo_atari.py
+# differs from dqn_jax.py: Atari's wrappers
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -98,6 +98,7 @@ def make_env(
     return thunk
 
 
+# differs from dqn_jax.py: a process per environment on request
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -105,6 +106,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
+# differs from dqn_jax.py: a convolutional network
 class QNetwork(nn.Module):
     """The value of every action, by the convolutional network of the Nature paper."""
 
@@ -123,12 +125,10 @@ class QNetwork(nn.Module):
         return self(obs).argmax(-1)  # exploration is the training loop's
 
 
-# same as dqn_jax.py
 def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
     return QNetwork(int(envs.single_action_space.n))
 
 
-# same as dqn_jax.py
 class Agent(FlaxModel):
     """What model files hold and evaluations play."""
 
@@ -137,13 +137,11 @@ class Agent(FlaxModel):
         return cls(make_network(envs, args), {})  # load_state_dict brings the rest
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
 
 
-# same as dqn_jax.py
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -152,6 +150,7 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from dqn_jax.py: frames, not vectors
 def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     network = make_network(envs, args)
     key = random.key(args.seed)
@@ -173,7 +172,6 @@ def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Ar
     return td_loss, {"losses/td_loss": td_loss, "losses/q_values": q_values.mean()}
 
 
-# same as dqn_jax.py
 def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
     """One gradient step, and its metrics."""
     gradient = jax.grad(get_loss, has_aux=True)
@@ -181,14 +179,12 @@ def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
     return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
 
 
-# same as dqn_jax.py
 def update_target(args: Args, state: State) -> State:
     """target = tau * network + (1 - tau) * target"""
     networks = state.q_network.params, state.target_network
     return state._replace(target_network=optax.incremental_update(*networks, args.tau))
 
 
-# same as dqn_jax.py
 def greedy_actions(state: State, obs: Array) -> Array:
     return state.q_network.apply_fn(state.q_network.params, obs, method="act")
 
@@ -201,8 +197,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
-    first = jax.jit(partial(init, args, envs))()
-    training = Training(partial(update, args), first, memory, args.batch_size)
+    functions = partial(init, args, envs), partial(update, args)
+    training = Training(*functions, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)

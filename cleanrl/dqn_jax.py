@@ -67,7 +67,6 @@ class Args(RunArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -84,7 +83,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -119,7 +117,6 @@ class Agent(FlaxModel):
         return cls(make_network(envs, args), {})  # load_state_dict brings the rest
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
@@ -180,8 +177,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs)
-    first = jax.jit(partial(init, args, envs))()
-    training = Training(partial(update, args), first, memory, args.batch_size)
+    functions = partial(init, args, envs), partial(update, args)
+    training = Training(*functions, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)

@@ -73,6 +73,7 @@ class Args(TorchArgs):
     n_aux_grad_accum: Count = 1
     """number of minibatches per gradient step of the auxiliary phase (gradient accumulation)"""
 
+    # differs from ppo_procgen.py: phases of several rollouts
     def __post_init__(self) -> None:
         super().__post_init__()
         least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
@@ -94,7 +95,6 @@ class Args(TorchArgs):
         require(divides, f"--num-aux-rollouts x --n-aux-grad-accum must divide {rollouts}")
 
 
-# same as ppo_procgen.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -109,13 +109,11 @@ def make_env(
     return thunk
 
 
-# same as ppo_procgen.py
 def task_of(env_id: str) -> str:
     """EnvPool's name: starpilot is StarpilotEasy-v0."""
     return env_id if "-v" in env_id else f"{env_id.capitalize()}Easy-v0"
 
 
-# same as ppo_procgen.py
 def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
@@ -126,7 +124,6 @@ def make_envs(args: Args) -> Pool:
     return envs
 
 
-# same as ppo_continuous_action.py
 class RunningStats(nn.Module):
     """Running mean and standard deviation, saved in checkpoints and models."""
 
@@ -147,7 +144,6 @@ class RunningStats(nn.Module):
         self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
-# same as ppo_procgen.py
 class Residual(nn.Module):
     """A residual block of two convolutions."""
 
@@ -160,7 +156,6 @@ class Residual(nn.Module):
         return x + self.layers(x)
 
 
-# same as ppo_procgen.py
 def impala(channels: int, height: int, width: int) -> nn.Sequential:
     """The larger network of IMPALA, https://arxiv.org/abs/1802.01561, without its LSTM."""
     layers: list[nn.Module] = []
@@ -183,6 +178,7 @@ def normed(layer: nn.Conv2d | nn.Linear, scale: float) -> nn.Module:
     return layer
 
 
+# differs from ppo_procgen.py: a second value head for the auxiliary phase
 class Agent(nn.Module):
     """Actor, critic and auxiliary critic, three heads on one residual network.
 
@@ -213,11 +209,9 @@ class Agent(nn.Module):
         aux_value = self.aux_critic(features).squeeze(-1)
         return self.actor(features).log_softmax(-1), value, aux_value
 
-    # same as ppo_procgen.py
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         return self.act_logprob_value(obs, greedy)[0]
 
-    # same as ppo_procgen.py
     def act_logprob_value(self, obs: Tensor, greedy: bool = False) -> tuple[Tensor, ...]:
         """Actions, their log-probabilities and the values."""
         logprobs, value, *_ = self(obs)
@@ -227,18 +221,15 @@ class Agent(nn.Module):
         actions = scores.argmax(-1)
         return actions, logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), value
 
-    # same as ppo_procgen.py
     def get_value(self, obs: Tensor) -> Tensor:
         return self(obs)[1]
 
-    # same as ppo_procgen.py
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         logprobs, value, *_ = self(obs)
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy, value
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -251,12 +242,12 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
+# differs from ppo_procgen.py: policy and value function have epochs of their own
 def update(
     agent: Agent,
     optimizer: optim.Optimizer,
@@ -410,6 +401,7 @@ if __name__ == "__main__":
             for group in optimizer.param_groups + aux_optimizer.param_groups:
                 group["lr"].fill_(remaining * args.learning_rate)
 
+        # differs from ppo_procgen.py: the frames of a phase are kept
         # Collect. Log-probabilities and values come with the actions: the network is large.
         rows = slice(number * args.num_envs, (number + 1) * args.num_envs)
         for step in range(args.num_steps):
@@ -426,6 +418,7 @@ if __name__ == "__main__":
         with torch.no_grad():
             values[-1] = agent.get_value(to_device(envs.obs, device))
 
+        # differs from ppo_procgen.py: policy epochs, value epochs and the auxiliary phase
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         return_stats.update(torch.as_tensor(discounted)[real > 0])

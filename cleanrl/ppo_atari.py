@@ -74,6 +74,7 @@ class Args(PixelArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo.py: Atari's wrappers
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -101,6 +102,7 @@ def make_env(
     return thunk
 
 
+# differs from ppo.py: a process per environment on request
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -114,6 +116,7 @@ def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     return layer
 
 
+# differs from ppo.py: one convolutional network with two heads
 class Agent(nn.Module):
     """Actor and critic, two heads on the convolutional network of DQN's Nature paper."""
 
@@ -153,7 +156,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -166,13 +168,11 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-# same as ppo.py
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
@@ -223,6 +223,7 @@ if __name__ == "__main__":
     sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
+    # differs from ppo.py: observations are bytes
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape = (args.num_steps + 1, *envs.observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)

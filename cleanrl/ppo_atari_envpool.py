@@ -77,6 +77,7 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo_atari.py: only for evaluation, with EnvPool's rules
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -103,6 +104,7 @@ def name_of_game(env_id: str) -> str:
     return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
 
 
+# differs from ppo_atari.py: EnvPool steps the games
 def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
 
@@ -113,14 +115,12 @@ def make_envs(args: Args) -> Pool:
     return Pool(game, args.num_envs, args.seed, **learner, **args.env_settings)
 
 
-# same as ppo_atari.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# same as ppo_atari.py
 class Agent(nn.Module):
     """Actor and critic, two heads on the convolutional network of DQN's Nature paper."""
 
@@ -160,7 +160,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -173,13 +172,11 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-# same as ppo.py
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
@@ -229,6 +226,7 @@ if __name__ == "__main__":
     policy = PolicyOnDevice(partial(agent.act, greedy=False), device, args)
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
+    # differs from ppo_atari.py: actions stay on the CPU
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape = (args.num_steps + 1, args.num_envs, *envs.single_observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -240,6 +238,7 @@ if __name__ == "__main__":
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
+        # differs from ppo_atari.py: the GPU gets the frames and returns actions in one graph
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         for step in range(args.num_steps):
             obs[step] = policy.start(envs.obs)  # the same observations, on the device
@@ -251,6 +250,7 @@ if __name__ == "__main__":
             run.log_episodes(infos, global_step, average=20)
         obs[-1] = to_device(envs.obs, device)
 
+        # differs from ppo_atari.py: actions go to the device in one copy
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         chosen = torch.as_tensor(actions, device=device)

@@ -64,6 +64,7 @@ class Args(RunArgs):
     target_kl: NonNegative | None = None
     """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
+    # differs from ppo_atari_envpool.py: no check of --num-steps
     def __post_init__(self) -> None:
         super().__post_init__()
         self.batch_size = self.num_envs * self.num_steps
@@ -79,7 +80,6 @@ TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "o
 TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
 
 
-# same as ppo_atari_envpool.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -102,12 +102,10 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari_envpool.py
 def name_of_game(env_id: str) -> str:
     return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
 
 
-# same as ppo_atari_envpool.py
 def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
 
@@ -255,13 +253,11 @@ def get_loss(params: Params, args: Args, minibatch: tuple[Array, ...]) -> tuple[
     return loss, jnp.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac])
 
 
-# same as ppo_jax.py
 def make_optimizer(args: Args) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(eps=1e-5)  # eps: openai/baselines
     return optax.flatten(optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam))
 
 
-# same as ppo_jax.py
 def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[Array, Array]]:
     """One gradient step, unless an epoch before it has passed --target-kl."""
     (params, moments, going), (minibatch, ends_epoch) = carry, x

@@ -79,7 +79,6 @@ TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "o
 TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
 
 
-# same as ppo_atari_envpool.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -102,12 +101,10 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari_envpool.py
 def name_of_game(env_id: str) -> str:
     return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
 
 
-# same as ppo_atari_envpool.py
 def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
 
@@ -118,7 +115,6 @@ def make_envs(args: Args) -> Pool:
     return Pool(game, args.num_envs, args.seed, **learner, **args.env_settings)
 
 
-# same as ppo_atari_envpool_xla_jax.py
 class Network(nn.Module):
     """Actor and critic, two heads on the convolutional network of DQN's Nature paper."""
 
@@ -134,7 +130,6 @@ class Network(nn.Module):
         return nn.Dense(self.num_actions, name="actor")(x), nn.Dense(1, name="critic")(x)[..., 0]
 
 
-# same as ppo_atari_envpool_xla_jax.py
 def init_params(num_actions: int, seed: int) -> Params:
     """Orthogonal matrices, zero biases."""
     obs, rng = np.zeros((1, 4, 84, 84), np.uint8), np.random.default_rng(seed)
@@ -147,13 +142,11 @@ def init_params(num_actions: int, seed: int) -> Params:
     return params
 
 
-# same as ppo_atari_envpool_xla_jax.py
 @jax.jit
 def forward(params: Params, obs: Array) -> tuple[Array, Array]:
     return Network(params["actor"]["bias"].size).apply({"params": params}, obs)  # type: ignore
 
 
-# same as ppo_atari_envpool_xla_jax.py
 class Agent(Model):
     """What model files hold and evaluations play."""
 
@@ -162,7 +155,6 @@ class Agent(Model):
         return (logits if greedy else logits + np.random.gumbel(size=logits.shape)).argmax(-1)
 
 
-# same as ppo_atari_envpool_xla_jax.py
 class Games(NamedTuple):
     """All games in the middle of play, (num_envs, ...)."""
 
@@ -173,7 +165,6 @@ class Games(NamedTuple):
     score: Array  # true return so far
 
 
-# same as ppo_atari_envpool_xla_jax.py
 class Step(NamedTuple):
     """What a step saw, did and led to; a rollout is one of arrays (num_steps, num_envs, ...)."""
 
@@ -186,7 +177,6 @@ class Step(NamedTuple):
     episodic_length: Array
 
 
-# same as ppo_atari_envpool_xla_jax.py
 def play(step_envs: Callable, params: Params, games: Games, x: None) -> tuple[Games, Step]:
     """One step of all games."""
     key, noise_key = random.split(games.key)
@@ -205,12 +195,12 @@ def play(step_envs: Callable, params: Params, games: Games, x: None) -> tuple[Ga
     return Games(handle, key, obs, term | trunc, jnp.where(over, 0, score)), step
 
 
+# differs from ppo_atari_envpool_xla_jax.py: lax.scan over the steps
 def collect(step_envs: Callable, args: Args, params: Params, games: Games) -> tuple[Games, Step]:
     """A rollout: play is called num_steps times within one compiled program."""
     return jax.lax.scan(partial(play, step_envs, params), games, length=args.num_steps)
 
 
-# same as ppo_atari_envpool_xla_jax.py
 def gae(step: Step, values: Array, args: Args) -> Array:
     """Advantages of a rollout; values have one row more: of what the last actions led to."""
     # A truncated episode bootstraps from its real last observation, which is the next row's.
@@ -220,19 +210,16 @@ def gae(step: Step, values: Array, args: Args) -> Array:
     return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=16)[1]
 
 
-# same as ppo_atari_envpool_xla_jax.py
 def masked_mean(x: Array, real: Array) -> Array:
     """Mean over real transitions: a step that only reset its environment taught nothing."""
     return (x * real).sum() / jnp.maximum(real.sum(), 1)
 
 
-# same as ppo_atari_envpool_xla_jax.py
 def masked_var(x: Array, real: Array) -> Array:
     centred = x - masked_mean(x, real)
     return (jnp.square(centred) * real).sum() / jnp.maximum(real.sum() - 1, 1)
 
 
-# same as ppo_atari_envpool_xla_jax.py
 def get_loss(params: Params, args: Args, minibatch: tuple[Array, ...]) -> tuple[Array, Array]:
     """The loss, and losses and diagnostics in log order."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
@@ -259,13 +246,11 @@ def get_loss(params: Params, args: Args, minibatch: tuple[Array, ...]) -> tuple[
     return loss, jnp.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac])
 
 
-# same as ppo_jax.py
 def make_optimizer(args: Args) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(eps=1e-5)  # eps: openai/baselines
     return optax.flatten(optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam))
 
 
-# same as ppo_jax.py
 def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[Array, Array]]:
     """One gradient step, unless an epoch before it has passed --target-kl."""
     (params, moments, going), (minibatch, ends_epoch) = carry, x
@@ -279,7 +264,6 @@ def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[
     return (*new, going), (losses, going)
 
 
-# same as ppo_atari_envpool_xla_jax.py
 def learn(args: Args, train: dict, games: Games, step: Step, lr: Array) -> tuple[dict, dict]:
     """All epochs over a rollout, in one compiled program."""
     params, (key, shuffle_key) = train["params"], random.split(train["key"])
@@ -323,6 +307,7 @@ if __name__ == "__main__":
             key = random.fold_in(random.key(args.seed), iteration)
             games = Games(handle, key, obs, none > 0, none)
             games = jax.device_put(games, jax.devices()[0])
+            # differs from ppo_atari_envpool_xla_jax.py: the whole rollout is compiled
             # EnvPool writes its pool into the function: a new one is compiled anew
             collect_all = jax.jit(partial(collect, step_envs, args))
         remaining = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0

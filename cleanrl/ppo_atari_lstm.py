@@ -62,6 +62,7 @@ class Args(PixelArgs):
     target_kl: NonNegative | None = None
     """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
+    # differs from ppo_atari.py: minibatches of whole environments
     def __post_init__(self) -> None:
         super().__post_init__()
         least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
@@ -76,6 +77,7 @@ class Args(PixelArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo_atari.py: single frames: the LSTM remembers
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -103,7 +105,6 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -111,13 +112,13 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
-# same as ppo_atari.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
+# differs from ppo_atari.py: an LSTM behind the convolutional network
 class Agent(nn.Module):
     """Actor and critic, two heads on an LSTM behind the convolutional network of DQN.
 
@@ -141,7 +142,6 @@ class Agent(nn.Module):
         # nearly uniform at first
         self.actor = layer_init(nn.Linear(128, envs.single_action_space.n), std=0.01)
 
-    # same as ppo_atari.py
     def features(self, obs: Tensor) -> Tensor:
         """Features of images: bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
@@ -192,7 +192,6 @@ def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor,
     return packed.data.to(device), state, packed.batch_sizes
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -205,12 +204,12 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
+# differs from ppo_atari.py: sequences of one environment each
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real, state, sizes = minibatch
@@ -262,6 +261,7 @@ if __name__ == "__main__":
     sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
     learn = partial(update, agent, optimizer, args)  # no graph: shapes vary
 
+    # differs from ppo_atari.py: with the LSTM's states and episode starts
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape = (args.num_steps + 1, *envs.observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -293,6 +293,7 @@ if __name__ == "__main__":
         obs[-1] = torch.as_tensor(envs.obs)
         _, states[-1] = sample(obs[-1], states[-2], first[-1])
 
+        # differs from ppo_atari.py: minibatches of sequences
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():

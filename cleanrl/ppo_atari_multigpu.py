@@ -73,6 +73,7 @@ class Args(PixelArgs):
     target_kl: NonNegative | None = None
     """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
+    # differs from ppo_atari.py: batches of all ranks together
     def __post_init__(self) -> None:
         super().__post_init__()
         least = 4 if self.local_num_envs == 1 else 2  # so that at least two steps are not resets
@@ -93,7 +94,6 @@ class Args(PixelArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-# same as ppo_atari.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -121,6 +121,7 @@ def make_env(
     return thunk
 
 
+# differs from ppo_atari.py: the environments of one rank
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -130,14 +131,12 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
-# same as ppo_atari.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# same as ppo_atari.py
 class Agent(nn.Module):
     """Actor and critic, two heads on the convolutional network of DQN's Nature paper."""
 
@@ -177,7 +176,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -190,7 +188,6 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
@@ -225,6 +222,7 @@ def gradient(agent: Agent, args: Args, *minibatch: Tensor) -> Tensor:
     return torch.cat([*(g.flatten() for g in gradients), losses])
 
 
+# differs from ppo_atari.py: applies the mean gradient of all ranks
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, total: Tensor) -> Losses:
     """One step along the mean gradient of all ranks; returns their mean losses and diagnostics."""
     parameters = list(agent.parameters())
@@ -297,6 +295,7 @@ if __name__ == "__main__":
             run.log_episodes(infos, global_step)
         obs[-1] = torch.as_tensor(envs.obs)
 
+        # differs from ppo_atari.py: gradients are summed over ranks
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():

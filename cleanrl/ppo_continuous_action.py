@@ -74,6 +74,7 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo.py: clips actions to their bounds
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -92,7 +93,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -100,14 +100,12 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ppo.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# same as ppo.py
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     first = layer_init(nn.Linear(inputs, 64))
     second = layer_init(nn.Linear(64, 64))
@@ -135,6 +133,7 @@ class RunningStats(nn.Module):
         self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
+# differs from ppo.py: a Gaussian policy; normalises observations
 class Agent(nn.Module):
     """Actor and critic, two networks that share nothing."""
 
@@ -165,7 +164,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -178,13 +176,11 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-# same as ppo.py
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
@@ -236,6 +232,7 @@ if __name__ == "__main__":
     sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
+    # differs from ppo.py: actions are vectors
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, device=device)
@@ -250,6 +247,7 @@ if __name__ == "__main__":
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
+        # differs from ppo.py: keeps discounted returns, to scale rewards
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(envs.obs)
@@ -263,6 +261,7 @@ if __name__ == "__main__":
             run.log_episodes(infos, global_step)
         obs[-1] = torch.as_tensor(envs.obs)
 
+        # differs from ppo.py: updates the statistics and scales rewards
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         return_stats.update(torch.as_tensor(discounted)[real > 0])

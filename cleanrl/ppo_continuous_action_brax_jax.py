@@ -63,6 +63,7 @@ class Args(RunsArgs):
     target_kl: NonNegative | None = None
     """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
+    # differs from ppo_continuous_action.py: segments of several iterations
     def __post_init__(self) -> None:
         super().__post_init__()
         self.batch_size = self.num_envs * self.num_steps
@@ -81,6 +82,7 @@ TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "o
 TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
 
 
+# differs from ppo_continuous_action.py: Brax's environment, for evaluation
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -109,7 +111,6 @@ def init_params(env: Brax, seed: int) -> Params:
     return params | {"logstd": np.zeros(num_actions, np.float32)}  # the same in every state
 
 
-# same as ppo_jax.py
 def mlp(params: Params, name: str, x: Array) -> Array:
     for i in range(3):
         x = x @ params[f"{name}.{i}.kernel"] + params[f"{name}.{i}.bias"]
@@ -179,7 +180,6 @@ def collect(env: Brax, args: Args, train: dict, carry: tuple, starts: Episode, k
     return jax.lax.scan(step, carry, (noise, random.split(step_key, shape)))
 
 
-# same as ppo_jax.py
 def gae(step: Step, values: Array, next_values: Array, args: Args) -> Array:
     """Advantages of a rollout; next_values are those of what the actions really led to."""
     # A truncated episode bootstraps from its real last observation.
@@ -189,7 +189,6 @@ def gae(step: Step, values: Array, next_values: Array, args: Args) -> Array:
     return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=16)[1]
 
 
-# same as ppo_jax.py
 def get_loss(params: Params, args: Args, minibatch: tuple[Array, ...]) -> tuple[Array, Array]:
     """The loss, and losses and diagnostics in log order."""
     obs, actions, logprobs, values, advantages, returns = minibatch
@@ -216,13 +215,11 @@ def get_loss(params: Params, args: Args, minibatch: tuple[Array, ...]) -> tuple[
     return loss, jnp.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac])
 
 
-# same as ppo_jax.py
 def make_optimizer(args: Args) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(eps=1e-5)  # eps: openai/baselines
     return optax.flatten(optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam))
 
 
-# same as ppo_jax.py
 def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[Array, Array]]:
     """One gradient step, unless an epoch before it has passed --target-kl."""
     (params, moments, going), (minibatch, ends_epoch) = carry, x

@@ -92,6 +92,7 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo_continuous_action.py: Brax's environment, for evaluation
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -106,13 +107,13 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
+# differs from ppo_continuous_action.py: three layers with ELU
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     first = layer_init(nn.Linear(inputs, 256))
     second = layer_init(nn.Linear(256, 256))
@@ -120,7 +121,6 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
-# same as ppo_continuous_action.py
 class RunningStats(nn.Module):
     """Running mean and standard deviation, saved in checkpoints and models."""
 
@@ -141,7 +141,6 @@ class RunningStats(nn.Module):
         self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
-# same as ppo_continuous_action.py
 class Agent(nn.Module):
     """Actor and critic, two networks that share nothing."""
 
@@ -172,7 +171,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -185,13 +183,11 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-# same as ppo.py
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
@@ -241,6 +237,7 @@ if __name__ == "__main__":
     sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
+    # differs from ppo_continuous_action.py: everything stays on the GPU
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape = (args.num_steps, args.num_envs)
     num_actions = envs.single_action_space.shape[0]
@@ -265,6 +262,7 @@ if __name__ == "__main__":
         obs[-1] = next_obs
         global_step = (iteration + 1) * args.batch_size
 
+        # differs from ppo_continuous_action.py: everything stays on the GPU
         # Learn
         rewards, terminated, done, real, episodic_returns, episodic_lengths = record
         with torch.no_grad():

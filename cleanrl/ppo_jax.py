@@ -60,6 +60,7 @@ class Args(RunsArgs):
     target_kl: NonNegative | None = None
     """stop an update after the epoch in which the approximate KL divergence exceeds this"""
 
+    # differs from ppo.py: segments of several iterations
     def __post_init__(self) -> None:
         super().__post_init__()
         self.batch_size = self.num_envs * self.num_steps
@@ -76,6 +77,7 @@ TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "o
 TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
 
 
+# differs from ppo.py: gymnax's environment, for evaluation
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:

@@ -78,6 +78,7 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo_atari.py: a game of several players
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -101,6 +102,7 @@ def make_env(
     return thunk
 
 
+# differs from ppo_atari.py: as many games as the players fill
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -112,13 +114,13 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
-# same as ppo_atari.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
+# differs from ppo_atari.py: sees which player it is; all players share the network
 class Agent(nn.Module):
     """Actor and critic, two heads on the convolutional network of DQN's Nature paper.
 
@@ -147,18 +149,15 @@ class Agent(nn.Module):
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels * self.scale).unflatten(0, obs.shape[:-3])
 
-    # same as ppo_atari.py
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         logits = self.actor(self.features(obs))
         if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
 
-    # same as ppo_atari.py
     def get_value(self, obs: Tensor) -> Tensor:
         return self.critic(self.features(obs)).squeeze(-1)
 
-    # same as ppo_atari.py
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         obs = self.features(obs)
         logprobs = self.actor(obs).log_softmax(-1)
@@ -167,7 +166,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -180,13 +178,11 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-# same as ppo.py
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
@@ -252,6 +248,7 @@ if __name__ == "__main__":
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
+        # differs from ppo_atari.py: an action, a reward and an end for each player
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(envs.obs)
@@ -268,6 +265,7 @@ if __name__ == "__main__":
                     run.log_episode(total, length, global_step, suffix=f"-player{player}")
         obs[-1] = torch.as_tensor(envs.obs)
 
+        # differs from ppo_atari.py: players are part of the batch
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():

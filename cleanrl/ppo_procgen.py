@@ -74,6 +74,7 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo_atari_envpool.py: only for evaluation, one of EnvPool's
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -93,6 +94,7 @@ def task_of(env_id: str) -> str:
     return env_id if "-v" in env_id else f"{env_id.capitalize()}Easy-v0"
 
 
+# differs from ppo_atari_envpool.py: Procgen's games
 def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
@@ -103,14 +105,12 @@ def make_envs(args: Args) -> Pool:
     return envs
 
 
-# same as ppo.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# same as ppo_continuous_action.py
 class RunningStats(nn.Module):
     """Running mean and standard deviation, saved in checkpoints and models."""
 
@@ -157,6 +157,7 @@ def impala(channels: int, height: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
 
 
+# differs from ppo_atari_envpool.py: IMPALA's residual network
 class Agent(nn.Module):
     """Actor and critic, two heads on one residual network."""
 
@@ -194,7 +195,6 @@ class Agent(nn.Module):
         return logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1), entropy, value
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -207,13 +207,11 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-# same as ppo.py
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
@@ -294,6 +292,7 @@ if __name__ == "__main__":
         with torch.no_grad():
             values[-1] = agent.get_value(to_device(envs.obs, device))
 
+        # differs from ppo_atari_envpool.py: scales rewards
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         return_stats.update(torch.as_tensor(discounted)[real > 0])

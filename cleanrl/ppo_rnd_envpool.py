@@ -89,6 +89,7 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
+# differs from ppo_atari_envpool.py: sticky actions
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -115,6 +116,7 @@ def name_of_game(env_id: str) -> str:
     return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
 
 
+# differs from ppo_atari_envpool.py: sticky actions
 def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
 
@@ -126,14 +128,12 @@ def make_envs(args: Args) -> Pool:
     return Pool(game, args.num_envs, args.seed, **learner, **sticky, **args.env_settings)
 
 
-# same as ppo_atari.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# same as ppo_continuous_action.py
 class RunningStats(nn.Module):
     """Running mean and standard deviation, saved in checkpoints and models."""
 
@@ -167,6 +167,7 @@ class Residual(nn.Sequential):
         return x + super().forward(x)
 
 
+# differs from ppo_atari_envpool.py: two value heads, and the networks of the intrinsic reward
 class Agent(nn.Module):
     """Actor and critic on one network, and two networks whose difference is the intrinsic reward.
 
@@ -203,24 +204,20 @@ class Agent(nn.Module):
         self.frame_stats = RunningStats(84, 84)
         self.curiosity_stats = RunningStats()
 
-    # same as ppo_atari.py
     def features(self, obs: Tensor) -> Tensor:
         """Features of images: bytes, (..., frames, 84, 84)."""
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
-    # same as ppo_atari.py
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         logits = self.actor(self.features(obs))
         if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
             logits = logits - torch.empty_like(logits).exponential_().log()
         return logits.argmax(-1)
 
-    # same as ppo_atari.py
     def get_value(self, obs: Tensor) -> Tensor:
         return self.critic(self.features(obs)).squeeze(-1)
 
-    # same as ppo_atari.py
     def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
         obs = self.features(obs)
         logprobs = self.actor(obs).log_softmax(-1)
@@ -245,6 +242,7 @@ def discounted_sums(rewards: Tensor, before: Tensor, gamma: float) -> Tensor:
     return sums
 
 
+# differs from ppo_atari_envpool.py: two streams of rewards
 def gae(
     rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, gamma: Tensor, args: Args
 ) -> Tensor:
@@ -259,12 +257,12 @@ def gae(
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
+# differs from ppo_atari_envpool.py: two value losses and the predictor's loss
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, frames, actions, logprobs, values, advantages, returns, real = minibatch
@@ -318,6 +316,7 @@ if __name__ == "__main__":
     policy = PolicyOnDevice(partial(agent.act, greedy=False), device, args)
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
+    # differs from ppo_atari_envpool.py: two streams of rewards
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     shape = (args.num_steps + 1, args.num_envs, *envs.single_observation_space.shape)
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -344,6 +343,7 @@ if __name__ == "__main__":
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
+        # differs from ppo_atari_envpool.py: notes where games ended
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         games = []  # that ended: at which step of the run, and where in the rollout
         for step in range(args.num_steps):
@@ -358,6 +358,7 @@ if __name__ == "__main__":
                 games += [(global_step, step, i) for i in np.flatnonzero(infos["_episode"])]
         obs[-1] = to_device(envs.obs, device)
 
+        # differs from ppo_atari_envpool.py: intrinsic rewards and their advantages
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         frames = obs[1:, :, -1]  # the newest of what each action led to

@@ -79,6 +79,7 @@ class Args(PixelArgs):
     reconstruction_coef: NonNegative = 0.0
     """coefficient of the observation reconstruction loss, for pictures only; 0: off"""
 
+    # differs from ppo_atari_lstm.py: the width fits the heads
     def __post_init__(self) -> None:
         super().__post_init__()
         least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
@@ -93,6 +94,7 @@ class Args(PixelArgs):
         require(divides, f"--trxl-dim must be even, and --trxl-num-heads divide {self.trxl_dim}")
 
 
+# differs from ppo_atari_lstm.py: pictures or vectors, without Atari's wrappers
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -115,7 +117,6 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -159,6 +160,7 @@ class Layer(nn.Module):
         return x + self.linear(self.norm(x)).relu()
 
 
+# differs from ppo_atari_lstm.py: a transformer over remembered steps
 class Agent(nn.Module):
     """Actor and critic, two heads on a transformer, whose input is an encoding of observations.
 
@@ -278,7 +280,6 @@ def window(steps: Tensor, positions: Tensor, length: int) -> Tensor:
     return (ages > 0) & (ages <= positions.gather(1, rows).clamp(max=length).unsqueeze(-1))
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -291,12 +292,12 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
+# differs from ppo_atari_lstm.py: minibatches with their memory, and a reconstruction loss
 def update(
     agent: Agent,
     optimizer: optim.Optimizer,
@@ -368,6 +369,7 @@ if __name__ == "__main__":
     ent_coef = torch.tensor(args.init_ent_coef, device=device)
     optimizer = optim.AdamW(agent.parameters(), lr, fused=True, capturable=device.type == "cuda")
 
+    # differs from ppo_atari_lstm.py: with the transformer's memory
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     kind = torch.uint8 if agent.pictures else torch.float32
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, dtype=kind, device=device)
@@ -420,6 +422,7 @@ if __name__ == "__main__":
         now = torch.as_tensor(position, device=device)
         _, hidden[-1], _ = sample(obs[-1], memory[:, :, -length:], now)
 
+        # differs from ppo_atari_lstm.py: minibatches of steps of every environment
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():

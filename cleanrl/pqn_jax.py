@@ -51,7 +51,7 @@ class Args(RunsArgs):
     """maximum norm of the gradient"""
     start_e: Share = 1
     """probability of a random action at the start (epsilon)"""
-    end_e: Share = 0.2
+    end_e: Share = 0.05
     """probability of a random action at the end of exploration (epsilon)"""
     exploration_fraction: Share = 0.2
     """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
@@ -71,7 +71,6 @@ class Args(RunsArgs):
 TAGS = ["losses/td_loss", "losses/q_values", "charts/learning_rate", "charts/epsilon"]
 
 
-# same as ppo_jax.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -86,6 +85,7 @@ def make_env(
     return thunk
 
 
+# differs from ppo_jax.py: LayerNorm, one network
 def init_params(env: Gymnax, seed: int) -> Params:
     """Three layers, the first two with a LayerNorm that has a scale and a shift."""
     params: dict[str, Any] = {}
@@ -123,6 +123,7 @@ def get_q_values(params: Params, obs: Array) -> Array:
     return x @ params["2.kernel"] + params["2.bias"]
 
 
+# differs from ppo_jax.py: greedy in Q-values
 class Agent(Model):
     """What model files hold and evaluations play."""
 
@@ -136,6 +137,7 @@ def linear_schedule(start: float, end: float, duration: float, step: Array) -> A
     return jnp.where(step >= duration, end, start + (end - start) * share)
 
 
+# differs from ppo_jax.py: epsilon-greedy
 def collect(
     env: Gymnax, args: Args, params: Params, episodes: Episode, epsilon: Array, key: Array
 ) -> tuple:
@@ -177,6 +179,7 @@ def q_lambda_returns(step: Step, next_values: Array, args: Args) -> Array:
     return jax.lax.scan(back, next_values[-1], rows, reverse=True, unroll=16)[1]
 
 
+# differs from ppo_jax.py: squared error to the Q(lambda) returns
 def get_loss(params: Params, minibatch: tuple[Array, ...]) -> tuple[Array, Array]:
     """The loss, and the TD loss and Q-values in log order."""
     obs, actions, targets = minibatch
@@ -187,11 +190,13 @@ def get_loss(params: Params, minibatch: tuple[Array, ...]) -> tuple[Array, Array
     return 0.5 * td_loss, jnp.stack([td_loss, q_values.mean()])
 
 
+# differs from ppo_jax.py: RAdam
 def make_optimizer(args: Args) -> optax.GradientTransformation:
     radam = optax.scale_by_radam()
     return optax.flatten(optax.chain(optax.clip_by_global_norm(args.max_grad_norm), radam))
 
 
+# differs from ppo_jax.py: Q-learning
 def update(args: Args, lr: Array, carry: tuple, minibatch: tuple) -> tuple[tuple, Array]:
     """One gradient step."""
     params, moments = carry
@@ -200,12 +205,12 @@ def update(args: Args, lr: Array, carry: tuple, minibatch: tuple) -> tuple[tuple
     return (jax.tree.map(lambda p, u: p - lr * u, params, updates), moments), losses
 
 
-# same as ppo_jax.py
 def init(args: Args, params: Params, seed: Array) -> dict:
     moments = make_optimizer(args).init(params)
     return {"params": params, "moments": moments, "key": random.key(seed), "iteration": 0}
 
 
+# differs from ppo_jax.py: Q(lambda) instead of advantages
 def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tuple]:
     """Collect a rollout and learn from it."""
     train, episodes = carry
@@ -229,7 +234,6 @@ def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tupl
     return (new, episodes), (metrics, step.episodic_return, step.episodic_length)
 
 
-# same as ppo_jax.py
 def train_segment(env: Gymnax, args: Args, train: dict, episodes: Episode) -> tuple:
     """Some iterations of one agent, from state to state."""
     start, one = (train, episodes), partial(iterate, env, args)

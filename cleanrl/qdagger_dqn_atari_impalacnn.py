@@ -80,6 +80,7 @@ class Args(PixelArgs):
     distill_weight: NonNegative = 1.0
     """coefficient of the distillation loss; 0: the teacher only fills the memory"""
 
+    # differs from dqn_atari.py: three phases
     def __post_init__(self) -> None:
         super().__post_init__()
         self.teacher_iterations = self.teacher_steps // self.num_envs
@@ -99,7 +100,6 @@ class Args(PixelArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo_atari.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -127,7 +127,6 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -135,7 +134,6 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
 
 
-# same as ppo_procgen.py
 class Residual(nn.Module):
     """A residual block of two convolutions."""
 
@@ -148,7 +146,6 @@ class Residual(nn.Module):
         return x + self.layers(x)
 
 
-# same as ppo_procgen.py
 def impala(channels: int, height: int, width: int) -> nn.Sequential:
     """The larger network of IMPALA, https://arxiv.org/abs/1802.01561, without its LSTM."""
     layers: list[nn.Module] = []
@@ -163,6 +160,7 @@ def impala(channels: int, height: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), last, nn.ReLU())
 
 
+# differs from dqn_atari.py: IMPALA's residual network
 class QNetwork(nn.Sequential):
     """Q-values of all actions, by the residual network of IMPALA."""
 
@@ -177,7 +175,6 @@ class QNetwork(nn.Sequential):
         return self(obs).argmax(-1)  # the training loop explores
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
@@ -201,6 +198,7 @@ def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) ->
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
 
 
+# differs from dqn_atari.py: a distillation loss beside the TD loss
 def update(
     q_network: QNetwork,
     target_network: QNetwork,
@@ -235,7 +233,6 @@ def update(
     }
 
 
-# same as dqn.py
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target"""
@@ -335,6 +332,7 @@ if __name__ == "__main__":
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
+        # differs from dqn_atari.py: counts the steps of the student
         # Learn; a GPU does so while the environments step. Steps of single environments count, so
         # that --num-envs changes neither the number of updates nor their order.
         for step in range(steps + 1, steps + args.num_envs + 1):
@@ -348,6 +346,7 @@ if __name__ == "__main__":
                 charts = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff}
                 run.log(losses.take() | charts, global_step)
 
+        # differs from dqn_atari.py: updates the weight of the distillation loss
         # Step the environments; a step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)

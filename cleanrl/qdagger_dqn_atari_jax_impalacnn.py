@@ -82,7 +82,7 @@ class Args(RunArgs):
     distill_weight: NonNegative = 1.0
     """coefficient of the distillation loss; 0: the teacher only fills the memory"""
 
-    # same as qdagger_dqn_atari_impalacnn.py
+    # differs from dqn_atari_jax.py: three phases
     def __post_init__(self) -> None:
         super().__post_init__()
         self.teacher_iterations = self.teacher_steps // self.num_envs
@@ -102,7 +102,6 @@ class Args(RunArgs):
         require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
-# same as ppo_atari.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -130,7 +129,6 @@ def make_env(
     return thunk
 
 
-# same as dqn_atari_jax.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -144,6 +142,7 @@ def residual(x: Array) -> Array:
     return x + nn.Conv(x.shape[-1], (3, 3))(nn.relu(y))
 
 
+# differs from dqn_atari_jax.py: IMPALA's residual network
 class QNetwork(nn.Module):
     """The value of every action, by IMPALA's residual network."""
 
@@ -159,17 +158,14 @@ class QNetwork(nn.Module):
         x = nn.relu(nn.Dense(256)(nn.relu(x).reshape(len(x), -1)))
         return nn.Dense(self.num_actions)(x)
 
-    # same as dqn_atari_jax.py
     def act(self, obs: Array) -> Array:
         return self(obs).argmax(-1)  # exploration is the training loop's
 
 
-# same as dqn_jax.py
 def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
     return QNetwork(int(envs.single_action_space.n))
 
 
-# same as dqn_jax.py
 class Agent(FlaxModel):
     """What model files hold and evaluations play."""
 
@@ -178,13 +174,11 @@ class Agent(FlaxModel):
         return cls(make_network(envs, args), {})  # load_state_dict brings the rest
 
 
-# same as dqn.py
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
     """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
     return end if step >= duration else start + (end - start) * step / duration
 
 
-# same as qdagger_dqn_atari_impalacnn.py
 def act(
     q_values: Callable, obs: np.ndarray, epsilon: float, rng: np.random.Generator, num_actions: int
 ) -> np.ndarray:
@@ -196,7 +190,6 @@ def act(
     return actions
 
 
-# same as qdagger_dqn_atari_impalacnn.py
 def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) -> float:
     """max(1 - student's / teacher's return, 0); 1 until the student has played enough episodes."""
     # divided by the absolute value, so that it is positive for negative returns as well
@@ -204,6 +197,7 @@ def get_distill_coeff(returns: np.ndarray, teacher_return: float, args: Args) ->
     return args.distill_weight * (1.0 if np.isnan(behind) else max(behind, 0.0))
 
 
+# differs from dqn_atari_jax.py: the teacher's parameters
 class State(NamedTuple):
     """Everything that learning changes, and the teacher."""
 
@@ -213,6 +207,7 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from dqn_atari_jax.py: the teacher's parameters
 def init(args: Args, envs: gym.vector.VectorEnv, teacher: Params) -> State:
     network = make_network(envs, args)
     key = random.key(args.seed)
@@ -222,6 +217,7 @@ def init(args: Args, envs: gym.vector.VectorEnv, teacher: Params) -> State:
     return State(q_network, params, teacher, random.fold_in(key, 1))
 
 
+# differs from dqn_atari_jax.py: a distillation loss beside the TD loss
 def get_loss(
     params: Params, state: State, args: Args, batch: Batch, taught: Array, distill_coeff: Array
 ) -> tuple[Array, dict]:
@@ -244,6 +240,7 @@ def get_loss(
     return loss, metrics | {"losses/q_values": q_values.mean()}
 
 
+# differs from dqn_atari_jax.py: the teacher's Q-values of the batch
 def update(
     args: Args, teacher: FlaxModel, state: State, batch: Batch, distill_coeff: Array
 ) -> tuple[State, list[dict]]:
@@ -255,12 +252,18 @@ def update(
     return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
 
 
-# same as dqn_jax.py
 def update_target(args: Args, state: State) -> State:
     """target = tau * network + (1 - tau) * target"""
     networks = state.q_network.params, state.target_network
     return state._replace(target_network=optax.incremental_update(*networks, args.tau))
 
+
+# tags of the offline phase
+OFFLINE = {
+    "losses/loss": "charts/offline/loss",
+    "losses/td_loss": "charts/offline/q_loss",
+    "losses/distill_loss": "charts/offline/distill_loss",
+}
 
 if __name__ == "__main__":
     args = parse_args(Args)
@@ -272,10 +275,9 @@ if __name__ == "__main__":
     teacher = load_teacher(args, envs, ["dqn_atari_jax", run.script.stem], run.device)
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
-    first = jax.jit(partial(init, args, envs))(teacher.params)
     distill_coeff = jnp.float32(1.0)
-    learn = partial(update, args, teacher)
-    training = Training(learn, first, memory, args.batch_size, distill_coeff)
+    functions = partial(init, args, envs, teacher.params), partial(update, args, teacher)
+    training = Training(*functions, memory, args.batch_size, distill_coeff)
     q_values = training.policy(lambda x, obs: x.q_network.apply_fn(x.q_network.params, obs))
     teacher_q_values = training.policy(lambda x, obs: teacher.network.apply(x.teacher, obs))
     follow = partial(update_target, args)
@@ -312,10 +314,8 @@ if __name__ == "__main__":
         if step % args.target_network_frequency == 0:
             training.change(follow)
         if step % 100 == 0 or step == args.offline_steps:
-            losses = training.metrics()
-            names = {"loss": "loss", "q_loss": "td_loss", "distill_loss": "distill_loss"}
-            offline = {f"charts/offline/{x}": losses[f"losses/{y}"] for x, y in names.items()}
-            run.log(offline, global_step)
+            means = training.metrics()
+            run.log({OFFLINE[tag]: means[tag] for tag in OFFLINE}, global_step)
         if step % 100_000 == 0 or step == args.offline_steps:
             agent.params = training.state.q_network.params
             played = run.play(agent, args.teacher_eval_episodes, args.end_e)
@@ -338,6 +338,7 @@ if __name__ == "__main__":
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
+        # differs from dqn_atari_jax.py: counts the steps of the student
         # Learn, while a GPU can do so beside the environments' next step. Each environment's step
         # is counted, so that --num-envs changes neither the number of updates nor their order.
         for step in range(steps + 1, steps + args.num_envs + 1):
@@ -351,6 +352,7 @@ if __name__ == "__main__":
                 charts = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff}
                 run.log(training.metrics() | charts, global_step)
 
+        # differs from dqn_atari_jax.py: updates the weight of the distillation loss
         # Step, and remember it unless it only reset an environment whose episode had ended.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)

@@ -61,8 +61,7 @@ class Args(TorchArgs):
     target_kl: NonNegative | None = None
     """stop an update after the epoch in which the approximate KL divergence exceeds this"""
     rpo_alpha: NonNegative = 0.5
-    """range of the uniform noise that the update adds to the mean action: [-alpha, alpha]; 0 is PPO
-"""
+    """the update adds uniform noise in [-alpha, alpha] to the mean action; 0 is PPO"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +76,6 @@ class Args(TorchArgs):
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
 
 
-# same as ppo_continuous_action.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -96,7 +94,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -104,14 +101,12 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ppo.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# same as ppo.py
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     first = layer_init(nn.Linear(inputs, 64))
     second = layer_init(nn.Linear(64, 64))
@@ -119,7 +114,6 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
-# same as ppo_continuous_action.py
 class RunningStats(nn.Module):
     """Running mean and standard deviation, saved in checkpoints and models."""
 
@@ -140,6 +134,7 @@ class RunningStats(nn.Module):
         self.std.copy_(var.sqrt().clamp(min=1e-4))  # no division by 0
 
 
+# differs from ppo_continuous_action.py: uniform noise on the mean in the update
 class Agent(nn.Module):
     """Actor and critic, two networks that share nothing."""
 
@@ -174,7 +169,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(obs).squeeze(-1)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -187,12 +181,12 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
+# differs from ppo_continuous_action.py: passes the noise's range
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch

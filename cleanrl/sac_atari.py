@@ -63,6 +63,7 @@ class Args(PixelArgs):
     target_entropy_scale: NonNegative = 0.89
     """target entropy as a fraction of the maximum entropy, that of random actions"""
 
+    # differs from dqn_atari.py: checks --alpha
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
@@ -72,7 +73,6 @@ class Args(PixelArgs):
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
 
 
-# same as ppo_atari.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -100,7 +100,6 @@ def make_env(
     return thunk
 
 
-# same as ppo_atari.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -171,7 +170,6 @@ class Agent(nn.Module):
         self.target_entropy = args.target_entropy_scale * math.log(envs.single_action_space.n)
 
 
-# same as ddpg_continuous_action.py
 def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
     """One gradient step of the optimizer's own parameters."""
     parameters = [x for group in optimizer.param_groups for x in group["params"]]
@@ -180,7 +178,7 @@ def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
     optimizer.step()
 
 
-# same as ddpg_continuous_action.py
+# differs from dqn_atari.py: all parameters at once, which is faster
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target, all parameters at once"""
@@ -279,6 +277,7 @@ if __name__ == "__main__":
         if not at_random:
             policy.start(obs)
 
+        # differs from dqn_atari.py: critics, policy and entropy coefficient
         # Learn; a GPU does so while the environments step. Steps of single environments count, so
         # that --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
@@ -291,6 +290,7 @@ if __name__ == "__main__":
             if global_step % 100 == 0:
                 run.log(q_losses.take() | policy_losses.take(), global_step)
 
+        # differs from dqn_atari.py: takes and evaluates the policy's actions
         # Step the environments; a step that only reset one of them is not stored.
         if at_random:
             actions = rng.integers(envs.single_action_space.n, size=args.num_envs)

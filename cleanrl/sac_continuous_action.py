@@ -62,6 +62,7 @@ class Args(TorchArgs):
     autotune: bool = True
     """tune the entropy coefficient towards a target entropy"""
 
+    # differs from td3_continuous_action.py: checks --alpha
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
@@ -71,7 +72,6 @@ class Args(TorchArgs):
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -88,7 +88,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -96,6 +95,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
+# differs from td3_continuous_action.py: a squashed Gaussian
 class Actor(nn.Module):
     """A Gaussian policy, squashed by tanh into the bounds of each action dimension."""
 
@@ -141,7 +141,6 @@ class Actor(nn.Module):
         return actions, (log_normal - log_slope).sum(-1)
 
 
-# same as td3_continuous_action.py
 class Critics(nn.Module):
     """Two Q-functions; batched products make them as fast as one."""
 
@@ -165,6 +164,7 @@ class Critics(nn.Module):
         return x.squeeze(-1)
 
 
+# differs from td3_continuous_action.py: no target policy; an entropy coefficient
 class Agent(nn.Module):
     """All networks: those that are trained, and their target networks."""
 
@@ -178,7 +178,6 @@ class Agent(nn.Module):
         self.target_entropy = -envs.single_action_space.shape[0]
 
 
-# same as ddpg_continuous_action.py
 def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
     """One gradient step of the optimizer's own parameters."""
     parameters = [x for group in optimizer.param_groups for x in group["params"]]
@@ -187,13 +186,13 @@ def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
     optimizer.step()
 
 
-# same as ddpg_continuous_action.py
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target, all parameters at once"""
     torch._foreach_lerp_(list(target_network.parameters()), list(network.parameters()), tau)
 
 
+# differs from td3_continuous_action.py: targets with the policy's entropy
 def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
     """One gradient step of both critics; returns their mean Q-values and their losses."""
     obs, next_obs, actions, rewards, terminated = batch
@@ -217,6 +216,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
     }
 
 
+# differs from td3_continuous_action.py: several steps, and the entropy coefficient
 def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
     """Gradient steps of the policy, and of the entropy coefficient if it is tuned."""
     obs = batch[0]
@@ -288,6 +288,7 @@ if __name__ == "__main__":
         if not at_random:
             policy.start(obs)
 
+        # differs from td3_continuous_action.py: targets move on their own schedule
         # Learn; a GPU does so while the environments step. Steps of single environments count, so
         # that --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):

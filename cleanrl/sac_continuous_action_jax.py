@@ -28,7 +28,7 @@ from cleanrl_utils.running.run import Run, RunArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.jax_acting import NumpyModel
 from cleanrl_utils.speed.jax_learning import BackgroundTraining, steps_per_iteration
-from cleanrl_utils.speed.jax_tools import Params
+from cleanrl_utils.speed.jax_tools import Params, train_state
 
 
 @dataclass
@@ -65,6 +65,7 @@ class Args(RunArgs):
     autotune: bool = True
     """tune the entropy coefficient towards a target entropy"""
 
+    # differs from td3_continuous_action_jax.py: checks --alpha
     def __post_init__(self) -> None:
         super().__post_init__()
         frequencies = "policy-frequency", "target-network-frequency"
@@ -74,7 +75,6 @@ class Args(RunArgs):
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -91,7 +91,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -99,7 +98,6 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ddpg_continuous_action_jax.py
 def mlp(x: Array, *widths: int) -> Array:
     """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
     torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
@@ -111,8 +109,9 @@ def mlp(x: Array, *widths: int) -> Array:
     return x
 
 
+# differs from td3_continuous_action_jax.py: a squashed Gaussian
 class Actor(nn.Module):
-    """A Gaussian, squashed by tanh into the action space: each dimension has bounds of its own."""
+    """A Gaussian policy, squashed by tanh into the bounds of each action dimension."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -124,16 +123,16 @@ class Actor(nn.Module):
         return mean, jnp.tanh(log_std) * 3.5 - 1.5
 
     def sample(self, obs: Array, noise: Array) -> tuple[Array, Array]:
-        """Actions that gradients flow through, and the logarithms of their densities."""
+        """Actions, through which gradients flow, and their log-probabilities."""
         mean, log_std = self(obs)
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2
         bias = np.add(self.high, self.low) / 2
-        # p(a) = p(x) / (da/dx) with da/dx = scale * (1 - tanh(x)^2); the logarithm of the latter is
-        # 2 log(2) + 2 x - 2 softplus(2 x), which stays exact where tanh is 1 in float32
+        # log p(a) = log N(x; mean, std) - log da/dx, where da/dx = scale * (1 - tanh(x)^2). Written
+        # with softplus, log(1 - tanh(x)^2) stays exact where tanh(x) rounds to 1.
         logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
-        log_norm = (np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)).sum()
-        return jnp.tanh(x) * scale + bias, logprob.sum(-1) - log_norm
+        constants = np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)
+        return jnp.tanh(x) * scale + bias, logprob.sum(-1) - constants.sum()
 
     def act(self, obs: Array, noise: Array) -> Array:
         """Actions for the environment: rounding must not leave the bounds."""
@@ -141,7 +140,6 @@ class Actor(nn.Module):
         return actions.clip(np.array(self.low), np.array(self.high))
 
 
-# same as ddpg_continuous_action_jax.py
 class Critic(nn.Module):
     """The Q-function."""
 
@@ -151,10 +149,11 @@ class Critic(nn.Module):
         return mlp(x, 256, 256, 1).squeeze(-1)
 
 
-# Two critics; each layer is one batched product.
+# Two Q-functions; batched products make them as fast as one.
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
+# differs from td3_continuous_action_jax.py: samples with noise
 class Agent(NumpyModel):
     """What model files hold and evaluations play: an actor, computed by NumPy."""
 
@@ -169,12 +168,7 @@ class Agent(NumpyModel):
         return self.compute("act", obs, noise)
 
 
-# same as ddpg_continuous_action_jax.py
-def train_state(apply: Callable | None, params: Params, learning_rate: float) -> TrainState:
-    """A network's function and parameters, and their optimiser."""
-    return TrainState.create(apply_fn=apply, params=params, tx=optax.adam(learning_rate))
-
-
+# differs from td3_continuous_action_jax.py: an entropy coefficient, no target policy
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -185,23 +179,24 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from td3_continuous_action_jax.py: an entropy coefficient, no target policy
 def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     key, actor_key, critics_key = random.split(random.key(args.seed), 3)
     obs = np.zeros(envs.observation_space.shape)
     actor = Agent.from_args(envs, args).network
-    actor_params = actor.init(actor_key, obs)
     critics = Critics().init(critics_key, obs, np.zeros(envs.action_space.shape))
     temperature = {"log_alpha": jnp.float32(0.0 if args.autotune else math.log(args.alpha))}
     alpha_lr = args.q_lr if args.autotune else 0.0
     return State(
-        actor=train_state(actor.apply, actor_params, args.policy_lr),
-        critics=train_state(Critics().apply, critics, args.q_lr),
+        actor=train_state(actor.apply, actor.init(actor_key, obs), optax.adam(args.policy_lr)),
+        critics=train_state(Critics().apply, critics, optax.adam(args.q_lr)),
         target_critics=critics,
-        temperature=train_state(None, temperature, alpha_lr),
+        temperature=train_state(None, temperature, optax.adam(alpha_lr)),
         key=key,
     )
 
 
+# differs from td3_continuous_action_jax.py: targets with the policy's entropy
 def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
     """Summed loss of both critics, and metrics."""
     # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
@@ -213,12 +208,9 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
     q = q_values(critics, batch.obs, batch.actions)
     values, losses = q.mean(1), jnp.square(q - targets).mean(1)
-    metrics = {
-        "losses/qf1_values": values[0],
-        "losses/qf2_values": values[1],
-        "losses/qf1_loss": losses[0],
-    }
-    return losses.sum(), metrics | {"losses/qf2_loss": losses[1], "losses/qf_loss": losses.mean()}
+    metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
+    metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
+    return losses.sum(), metrics | {"losses/qf_loss": losses.mean()}
 
 
 def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
@@ -230,14 +222,11 @@ def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tupl
     actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
     target_entropy = -batch.actions.shape[1]  # -1 per dimension
     alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
-    metrics = {
-        "losses/actor_loss": actor_loss,
-        "losses/alpha": alpha,
-        "losses/alpha_loss": alpha_loss,
-    }
-    return actor_loss + alpha_loss, metrics
+    metrics = {"losses/actor_loss": actor_loss, "losses/alpha": alpha}
+    return actor_loss + alpha_loss, metrics | {"losses/alpha_loss": alpha_loss}
 
 
+# differs from td3_continuous_action_jax.py: several policy steps, and the entropy coefficient
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1, 1)) -> tuple:
     """The update of one environment step, and the metrics of each gradient step."""
     batch, policy_batch = batches
@@ -270,8 +259,8 @@ if __name__ == "__main__":
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
     noises = 1 + args.policy_frequency  # per update: for the critics and for each policy step
-    first = jax.jit(partial(init, args, envs))()
-    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, noises)
+    functions = partial(init, args, envs), partial(update, args)
+    training = BackgroundTraining(*functions, memory, args.batch_size, noises)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
@@ -280,6 +269,7 @@ if __name__ == "__main__":
     agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
+        # differs from td3_continuous_action_jax.py: targets move on their own schedule
         # Start learning in the background, from the steps before this iteration. Each environment's
         # step is counted, so that --num-envs changes neither the number of updates nor their order.
         begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps

@@ -66,7 +66,6 @@ class Args(TorchArgs):
         require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -83,7 +82,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -91,7 +89,6 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ddpg_continuous_action.py
 class Actor(nn.Module):
     """A deterministic policy; each dimension of an action has its own bounds."""
 
@@ -149,6 +146,7 @@ class Critics(nn.Module):
         return x.squeeze(-1)
 
 
+# differs from ddpg_continuous_action.py: two critics
 class Agent(nn.Module):
     """All networks: those that are trained, and their target networks."""
 
@@ -160,7 +158,6 @@ class Agent(nn.Module):
         self.target_critics = deepcopy(self.critics).requires_grad_(False)
 
 
-# same as ddpg_continuous_action.py
 def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
     """One gradient step of the optimizer's own parameters."""
     parameters = [x for group in optimizer.param_groups for x in group["params"]]
@@ -169,7 +166,6 @@ def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
     optimizer.step()
 
 
-# same as ddpg_continuous_action.py
 @torch.no_grad()
 def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """target = tau * network + (1 - tau) * target, all parameters at once"""
@@ -206,6 +202,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
     }
 
 
+# differs from ddpg_continuous_action.py: the first critic alone
 def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
     """One gradient step of the policy and a soft update of all target networks."""
     obs = batch[0]

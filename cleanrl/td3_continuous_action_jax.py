@@ -26,7 +26,7 @@ from cleanrl_utils.running.run import Run, RunArgs, parse_args
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.jax_acting import NumpyModel
 from cleanrl_utils.speed.jax_learning import BackgroundTraining, steps_per_iteration
-from cleanrl_utils.speed.jax_tools import Params
+from cleanrl_utils.speed.jax_tools import Params, train_state
 
 
 @dataclass
@@ -69,7 +69,6 @@ class Args(RunArgs):
         self.log_every = max(100 // self.iteration_steps, 1)  # iterations
 
 
-# same as ppo.py
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -86,7 +85,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -94,7 +92,6 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ddpg_continuous_action_jax.py
 def mlp(x: Array, *widths: int) -> Array:
     """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
     torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
@@ -106,7 +103,6 @@ def mlp(x: Array, *widths: int) -> Array:
     return x
 
 
-# same as ddpg_continuous_action_jax.py
 class Actor(nn.Module):
     """A deterministic policy; each dimension of an action has bounds of its own."""
 
@@ -125,7 +121,6 @@ class Actor(nn.Module):
         return (self(obs) + noise * (high - low) / 2).clip(low, high)
 
 
-# same as ddpg_continuous_action_jax.py
 class Critic(nn.Module):
     """The Q-function."""
 
@@ -135,11 +130,10 @@ class Critic(nn.Module):
         return mlp(x, 256, 256, 1).squeeze(-1)
 
 
-# Two critics; each layer is one batched product.
+# Two Q-functions; batched products make them as fast as one.
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
-# same as ddpg_continuous_action_jax.py
 class Agent(NumpyModel):
     """What model files hold and evaluations play: an actor, computed by NumPy."""
 
@@ -158,12 +152,7 @@ class Agent(NumpyModel):
         return self.compute("act", obs, self.exploration_noise * noise)
 
 
-# same as ddpg_continuous_action_jax.py
-def train_state(apply: Callable | None, params: Params, learning_rate: float) -> TrainState:
-    """A network's function and parameters, and their optimiser."""
-    return TrainState.create(apply_fn=apply, params=params, tx=optax.adam(learning_rate))
-
-
+# differs from ddpg_continuous_action_jax.py: two critics
 class State(NamedTuple):
     """Everything that learning changes."""
 
@@ -174,21 +163,24 @@ class State(NamedTuple):
     key: Array
 
 
+# differs from ddpg_continuous_action_jax.py: two critics
 def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     key, actor_key, critics_key = random.split(random.key(args.seed), 3)
     obs = np.zeros(envs.observation_space.shape)
     actor = Agent.from_args(envs, args).network
     actor_params = actor.init(actor_key, obs)
+    adam = optax.adam(args.learning_rate)
     critics = Critics().init(critics_key, obs, np.zeros(envs.action_space.shape))
     return State(
-        actor=train_state(actor.apply, actor_params, args.learning_rate),
-        critics=train_state(Critics().apply, critics, args.learning_rate),
+        actor=train_state(actor.apply, actor_params, adam),
+        critics=train_state(Critics().apply, critics, adam),
         target_actor=actor_params,
         target_critics=critics,
         key=key,
     )
 
 
+# differs from ddpg_continuous_action_jax.py: two critics, noise on the target policy's actions
 def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
     """Summed loss of both critics, and metrics."""
     # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
@@ -201,20 +193,19 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
     q = q_values(critics, batch.obs, batch.actions)
     values, losses = q.mean(1), jnp.square(q - targets).mean(1)
-    metrics = {
-        "losses/qf1_values": values[0],
-        "losses/qf2_values": values[1],
-        "losses/qf1_loss": losses[0],
-    }
-    return losses.sum(), metrics | {"losses/qf2_loss": losses[1], "losses/qf_loss": losses.mean()}
+    metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
+    metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
+    return losses.sum(), metrics | {"losses/qf_loss": losses.mean()}
 
 
+# differs from ddpg_continuous_action_jax.py: the first critic alone
 def actor_loss(actor: Params, state: State, batch: Batch) -> tuple:
     actions = state.actor.apply_fn(actor, batch.obs)
     loss = -state.critics.apply_fn(state.critics.params, batch.obs, actions)[0].mean()
     return loss, {"losses/actor_loss": loss}
 
 
+# differs from ddpg_continuous_action_jax.py: two critics, noise on the target policy
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:
     """The update of one environment step, and the metrics of each gradient step."""
     batch, actor_batch = batches
@@ -243,8 +234,8 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
-    first = jax.jit(partial(init, args, envs))()
-    training = BackgroundTraining(partial(update, args), first, memory, args.batch_size, 1)
+    functions = partial(init, args, envs), partial(update, args)
+    training = BackgroundTraining(*functions, memory, args.batch_size, 1)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 

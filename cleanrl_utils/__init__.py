@@ -1,1 +1,1 @@
-"""What runs experiments: everything the scripts share that cannot move a learning curve."""
+"""Tools that run experiments: everything scripts share that cannot move a learning curve."""

@@ -1,10 +1,11 @@
-"""Run a command on several environments with several seeds, here or on a cluster.
+"""Run a command on several environments with several seeds, on this machine or a cluster.
 
     python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 \\
         --command "python cleanrl/ppo.py --cuda False" --num-seeds 3 --workers 2
 
-The same command again does only what is missing: finished runs are left alone, interrupted ones go
-on from their checkpoints. A run that fails for good makes the exit status 1 and is named last.
+The same command again runs only what is missing: finished runs are skipped, interrupted runs are
+resumed from their checkpoints. If a run fails after all retries, the exit status is 1 and the last
+line names it.
 """
 
 import os
@@ -15,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from cleanrl_utils.analysis.grouping import count
 from cleanrl_utils.analysis.stats import mean_and_std
 from cleanrl_utils.errors import require
 from cleanrl_utils.launching import jobs
@@ -30,7 +32,7 @@ class BenchmarkArgs(LaunchArgs):
 
 
 def plan(args: BenchmarkArgs, command: Command) -> list[Job]:
-    """All jobs, seed by seed: after the first round every environment has a result."""
+    """All jobs, seed by seed, so that every environment soon has a first result."""
     seeds = range(args.start_seed, args.start_seed + args.num_seeds)
     env_ids: list[str | None] = [*args.env_ids] or [None]
     pairs = [(env_id, seed) for seed in seeds for env_id in env_ids]
@@ -38,6 +40,7 @@ def plan(args: BenchmarkArgs, command: Command) -> list[Job]:
 
 
 def git(*words: str) -> str:
+    """The output of a git command; empty if it fails."""
     try:
         done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10)
         return done.stdout.strip() if done.returncode == 0 else ""
@@ -46,12 +49,13 @@ def git(*words: str) -> str:
 
 
 def all_tags(args: BenchmarkArgs) -> list[str]:
+    """The tags of --tags, and the version of the code with --auto-tag."""
     version = git("describe", "--tags", "--always") if args.auto_tag else ""
-    return [*args.tags, *([version] if version else [])]
+    return [*args.tags, version] if version else [*args.tags]
 
 
 def track_offline(command: Command, env: dict[str, str]) -> str | None:
-    """W&B cannot ask for a key here: without one, it keeps its files for `wandb sync`."""
+    """Set W&B to offline mode if there is no key, because it cannot ask for one; returns a note."""
     known = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
     if "--track" not in command.words or any(env.get(name) for name in known):
         return None
@@ -60,14 +64,14 @@ def track_offline(command: Command, env: dict[str, str]) -> str | None:
 
         if wandb.login(prompt=False, verify=False):
             return None
-    except Exception:  # not installed, or too old to be asked: each run will say so in its log
+    except Exception:  # not installed, or too old: each run prints it in its log
         return None
     env["WANDB_MODE"] = "offline"
     return "no W&B key is configured: runs are tracked offline, `wandb sync` uploads them later"
 
 
 def skip_finished(all_jobs: list[Job], fresh: bool) -> list[Job]:
-    """What is left to do; says what is not."""
+    """The jobs that are not finished; prints what is skipped and what is run again."""
     if fresh:
         for job in all_jobs:
             job.forget()
@@ -75,22 +79,26 @@ def skip_finished(all_jobs: list[Job], fresh: bool) -> list[Job]:
     done = [job for job in all_jobs if job.finished]
     todo = [job for job in all_jobs if not job.finished]
     if done:
-        print(f"{len(done)} of {len(all_jobs)} runs are finished already", end="")
-        print("; --fresh runs everything anew", flush=True)
-    older = [old for job in todo if job.folder is None for old in job.older()]
+        number = f"{len(done)} of {len(all_jobs)}"
+        print(f"{number} runs are already finished; --fresh runs them again", flush=True)
+    older: list[Job] = []
+    for job in todo:
+        if job.folder is None:
+            older += job.older()
     if older:
         names = list(dict.fromkeys(old.name for old in older))
         places = ", ".join(str(old.folder or old.home) for old in older)
-        count = f"{len(names)} of {len(all_jobs)} runs"
-        print(f"{count} made by other code: run anew ({', '.join(names)}; the old: {places})")
+        number = f"{len(names)} of {len(all_jobs)} runs"
+        print(f"{number} made by other code: run again ({', '.join(names)}; old runs: {places})")
     return todo
 
 
 def report(all_jobs: list[Job], failed: list[Job]) -> int:
-    """Scores per environment, then the names of what failed; returns the exit status."""
+    """Print scores per environment, then the names of failed runs; returns the exit status."""
     summaries: dict[str, list[dict[str, Any]]] = {}
     for job in all_jobs:
-        if job.finished and (summary := job.summary()):
+        summary = job.summary() if job.finished else {}
+        if summary:
             summaries.setdefault(job.name.rpartition("__")[0], []).append(summary)
     for name, found in summaries.items():
         print(f"{name}: {describe_scores(found)}")
@@ -101,21 +109,24 @@ def report(all_jobs: list[Job], failed: list[Job]) -> int:
 
 
 def describe_scores(summaries: list[dict[str, Any]]) -> str:
-    """Mean ± sample standard deviation over seeds; says how many runs finished no episode."""
+    """Mean ± sample standard deviation over seeds, and how many runs finished no episode."""
     values = [summary["episodic_return"] for summary in summaries if "episodic_return" in summary]
-    silent = len(summaries) - len(values)
+    no_episode = len(summaries) - len(values)
     if not values:
         return "no finished episode"
-    over = f"{len(values)} seed{'s' * (len(values) > 1)}"
-    missing = f" ({silent} of {len(summaries)} finished no episode)" if silent else ""
+    over = count(len(values), "seed")
+    missing = f" ({no_episode} of {len(summaries)} finished no episode)" if no_episode else ""
     return f"return {mean_and_std(values, 1)} over {over}{missing}"
 
 
 def number_of(index: str, args: BenchmarkArgs) -> int:
-    """The number of the one run that this process is for."""
+    """The number of the run that --index names."""
     env = os.environ
     if index == "slurm":
-        require("SLURM_ARRAY_TASK_ID" in env, "--index slurm: this is not a job of a Slurm array")
+        require(
+            "SLURM_ARRAY_TASK_ID" in env,
+            "--index slurm: SLURM_ARRAY_TASK_ID is not set: not in a Slurm job array",
+        )
         return int(env["SLURM_ARRAY_TASK_ID"]) * args.slurm_ntasks + int(env.get("SLURM_PROCID", 0))
     if index == "aws-batch":  # a job that is not an array has no index
         return int(env.get("AWS_BATCH_JOB_ARRAY_INDEX", 0))
@@ -130,18 +141,21 @@ def terminate(number: int, frame: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = parse_command(BenchmarkArgs, argv)
     command = Command(args.command)
-    all_jobs, tags = plan(args, command), all_tags(args)
+    all_jobs = plan(args, command)
+    tags = all_tags(args)
     for note in command.notes:
         print(note, flush=True)
 
     if args.index is not None:
         number = number_of(args.index, args)
-        count = len(all_jobs)
-        if number >= count and args.index == "slurm":  # the last array element may have fewer runs
+        total = len(all_jobs)
+        if number >= total and args.index == "slurm":  # the last array element may have fewer runs
             return 0
-        require(number < count, f"--index {number}: must be below {count}, the number of runs")
-        all_jobs, args.backend, args.workers = [all_jobs[number]], "local", 1
-        args.gpus_per_run = 0  # the scheduler has chosen them
+        require(number < total, f"--index {number}: must be below {total}, the number of runs")
+        all_jobs = [all_jobs[number]]
+        args.backend = "local"
+        args.workers = 1
+        args.gpus_per_run = 0  # the scheduler chooses the GPUs
     elif args.backend == "local" and args.workers == 0:
         for job in all_jobs:
             print(shlex.join(job.words()))
@@ -153,7 +167,8 @@ def main(argv: list[str] | None = None) -> int:
 
     todo = skip_finished(all_jobs, args.fresh)
     env = jobs.environment(command, tags)
-    if offline := track_offline(command, env):
+    offline = track_offline(command, env)
+    if offline:
         print(offline, flush=True)
     if args.backend == "slurm":
         from cleanrl_utils.launching.slurm import run_slurm
@@ -168,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         failed = run_local(todo, args, env)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; the same command resumes the runs", file=sys.stderr)
         return 130
     return report(all_jobs, failed)
 

@@ -1,3 +1,3 @@
-"""Replay memory under the name that people know: see cleanrl_utils/replay/buffers.py."""
+"""The original import path of the replay buffers: see cleanrl_utils/replay/buffers.py."""
 
 from cleanrl_utils.replay.buffers import *  # noqa: F403

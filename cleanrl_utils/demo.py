@@ -1,4 +1,4 @@
-"""Train PPO on CartPole, play what it learned, and show where the picture and the video are."""
+"""Train PPO on CartPole, play the trained agent, and draw its curve and record a video."""
 
 import os
 import shlex
@@ -14,26 +14,25 @@ SCRIPT = Path(__file__).resolve().parent.parent / "cleanrl" / "ppo.py"
 
 
 def main() -> None:
-    more = sys.argv[1:]  # flags of ppo.py, which refuses what it does not know
+    more = sys.argv[1:]  # flags for ppo.py
     if "--help" in more or "-h" in more:
-        print(f"{__doc__}\nFurther flags go to cleanrl/ppo.py. These are:\n", flush=True)
+        print(f"{__doc__}\nFurther flags are passed to cleanrl/ppo.py:\n", flush=True)
         sys.exit(subprocess.run([sys.executable, str(SCRIPT), "--help"]).returncode)
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else SDL complains of a missing screen
     command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model", *more]
     print("training: python cleanrl/ppo.py", *command[2:], flush=True)
-    if status := subprocess.run(command).returncode:
+    status = subprocess.run(command).returncode
+    if status:
         sys.exit(status)
     runs_dir = Command(shlex.join(command)).value("--runs-dir", "runs")
     run = [run for run in results.find_runs(runs_dir) if run.finished][-1]
     print()
     enjoy(EnjoyArgs(run=str(run.folder), runs_dir=runs_dir, capture_video=True))
-    picture = results.plot(run, run.folder / "curve.png")
+    curve = results.plot(run, run.folder / "curve.png")
     videos = sorted(Path(f"videos/{run.folder.name}-enjoy").glob("*.mp4"))
-    print(
-        f"\nlearning curve: {picture}\ngameplay video: {videos[-1]}\nall metrics:    {run.folder}"
-    )
-    print(f"look closer:    .venv/bin/tensorboard --logdir {runs_dir}")
+    print(f"\nlearning curve: {curve}\ngameplay video: {videos[-1]}\nall metrics:    {run.folder}")
+    print(f"TensorBoard:    .venv/bin/tensorboard --logdir {runs_dir}")
 
 
 if __name__ == "__main__":

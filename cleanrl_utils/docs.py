@@ -1,9 +1,9 @@
-"""Build what the documentation takes from the code and from benchmark/results.
+"""Build the parts of the documentation that come from the code and from benchmark/results.
 
     make docs                                       # the site; mkdocs calls the on_... functions
     python -m cleanrl_utils.docs                    # the README's table and curves
-    python -m cleanrl_utils.docs --gif runs/NAME    # a film of a saved model, docs/assets/films
-    python -m cleanrl_utils.docs --gif runs/A runs/B    # films, and both in docs/assets/agents.gif
+    python -m cleanrl_utils.docs --gif runs/NAME    # video of a saved model, docs/assets/films
+    python -m cleanrl_utils.docs --gif runs/A runs/B    # videos, and both in docs/assets/agents.gif
 
 On a page, `{{ flags ppo.py }}`, `{{ metrics }}`, `{{ results }}` and others (`Site.make_...` in
 cleanrl_utils/pages/site.py) are filled in; without a script's name they are about all scripts of
@@ -23,7 +23,7 @@ __all__ = ["on_files", "on_page_content", "on_page_markdown"]  # mkdocs finds th
 @dataclass
 class DocsArgs:
     gif: tuple[str, ...] = ()
-    """folders of runs whose saved models to film; unset: write the README's table and curves"""
+    """folders of runs: record videos of their models; unset: write the README's table and curves"""
 
 
 def main(args: DocsArgs) -> None:

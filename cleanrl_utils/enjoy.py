@@ -1,14 +1,14 @@
-"""Play a trained model and say how well it does.
+"""Play a trained model and print its returns.
 
     python -m cleanrl_utils.enjoy runs/CartPole-v1__ppo__1__1700000000
     python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --seed 1
     python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity somebody
 
-Without a run and without the hub's flags, the newest matching run of --runs-dir is played.
+Without a run or a flag of the hub, it plays the newest matching run in --runs-dir.
 
-The code of a model is cleanrl/NAME.py. A run of your own, below --runs-dir, that other code made is
-played by the script in its folder. Code from the hub or from another folder is not run, unless you
-say so with --trust-remote-code.
+A model is played with the code of cleanrl/NAME.py. If other code made it, the script in the run's
+folder is used for your own runs, those in --runs-dir. Code from the hub or from another folder is
+not run without --trust-remote-code.
 """
 
 import sys
@@ -19,7 +19,7 @@ from typing import Any
 
 import tyro
 
-from cleanrl_utils.errors import BadInput, require, unsaid
+from cleanrl_utils.errors import BadInput, require, silenced
 from cleanrl_utils.running import evaluation, folder, hub, source
 from cleanrl_utils.running.settings import check_seed, parse_command
 
@@ -33,24 +33,25 @@ class EnjoyArgs:
     exp_name: str = "ppo"
     """name of the experiment whose model to play"""
     env_id: str = "CartPole-v1"
-    """environment it was trained on; one of the form module:Name-v0 must be named for a model file
-    and for the hub, as making it imports that module"""
+    """environment that the model was trained on; required for a model file or the hub if it has the
+    form module:Name-v0, because making it imports that module"""
     seed: int = 1
-    """seed it was trained with; also seeds the episodes"""
+    """seed that the model was trained with; also the seed of the episodes"""
     hf_entity: str = ""
     """user or organisation on the Hugging Face hub to take the model from"""
     hf_repository: str = ""
-    """repository on the hub, as entity/name; default: made from the four above"""
+    """repository on the hub as entity/name; unset: made from --hf-entity, --env-id, --exp-name and
+    --seed"""
     runs_dir: str = "runs"
-    """folder in which to look for runs; a run below it is your own, and its code is trusted"""
+    """folder of your own runs; their code is trusted"""
     eval_episodes: int = 10
-    """episodes to play"""
+    """number of episodes to play"""
     capture_video: bool = False
-    """film the first episode into videos/"""
+    """record a video of the first episode in videos/"""
     greedy: bool = True
-    """take the best action; --no-greedy samples, or explores, as at the end of training"""
+    """act greedily; --no-greedy: sample, or explore, as at the end of training"""
     script: str | None = None
-    """path of the script that made the model, if it is not one of cleanrl/"""
+    """path of the script that made the model, if it is not in cleanrl/"""
     trust_remote_code: bool = False
     """run the script that came with the model from the hub or from another folder; read it first"""
 
@@ -63,7 +64,7 @@ class EnjoyArgs:
 
 @dataclass
 class Model:
-    """A model file, the script that came with it, if any, and whether both are the user's own."""
+    """A model file, the script beside it, if any, and whether the run is the user's own."""
 
     path: Path
     script: Path | None = None
@@ -95,12 +96,12 @@ def locate(args: EnjoyArgs) -> Model:
             return model_in(place, args.runs_dir)
     raise BadInput(
         f"{args.runs_dir} has no saved model of {args.exp_name} on {args.env_id}, seed {args.seed}:"
-        " train one with --save-model, or name one with --run or --hf-entity"
+        " train with --save-model, or use --run or --hf-entity"
     )
 
 
 def model_in(run: Path, runs_dir: str) -> Model:
-    """The model of a run's folder; the run is one's own if it lies below --runs-dir."""
+    """The model of a run; the run is the user's own if it is in --runs-dir."""
     models = folder.find_models(run)
     require(bool(models), f"--run {run}: has no model; train with --save-model")
     own = run.resolve().is_relative_to(Path(runs_dir).resolve())
@@ -110,16 +111,16 @@ def model_in(run: Path, runs_dir: str) -> Model:
 
 
 def metadata(path: Path) -> dict[str, Any]:
-    """What a model file of ours says about itself; empty for the original's files."""
+    """The metadata of a model file; empty for files of the original CleanRL."""
     try:
-        with unsaid():
+        with silenced():
             return evaluation.read_model(path)[0]
-    except BadInput:  # loading says what is wrong with it
+    except BadInput:  # loading it will print the error
         return {}
 
 
 def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
-    """The script to run where it is not cleanrl/NAME.py; names code that is not run."""
+    """The script to run, None for cleanrl/NAME.py; prints which other code is run or refused."""
     if args.script is not None:
         return Path(args.script)
     name = metadata(model.path).get("script", args.exp_name)
@@ -128,7 +129,7 @@ def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
         return None
     if ours.is_file() and source.meaning(ours) == source.meaning(model.script):
         return None
-    differs = f"differs from cleanrl/{name}.py" if ours.is_file() else "is not one of cleanrl/"
+    differs = f"differs from cleanrl/{name}.py" if ours.is_file() else "is not in cleanrl/"
     if model.own or args.trust_remote_code:
         print(f"code: {model.script} ({differs})")
         record = folder.find_record(model.path.parent) or {}
@@ -140,23 +141,24 @@ def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
 
 
 def add_folder_of(script: Any) -> None:
-    """Let a script's copy import what lay beside the script."""
+    """Let the copy of a script import the modules beside the script."""
     if isinstance(script, str) and Path(script).parent.is_dir():
         sys.path.append(str(Path(script).parent.resolve()))
 
 
 def enjoy(args: EnjoyArgs) -> list[float]:
+    """Play a model as the flags ask; returns the returns."""
     model = locate(args)
     path = model.path
     script = choose_script(model, args)
     env_id = args.env_id
-    if model.own:  # the user has named the environment when training
+    if model.own:  # the user chose the environment when training
         env_id = metadata(path).get("args", {}).get("env_id", env_id)
     agent, settings, module = evaluation.load_model(
         path, script, env_id=env_id, exp_name=args.exp_name
     )
     policy = evaluation.as_policy(agent, greedy=args.greedy)
-    films = f"videos/{path.parent.name}-enjoy"
+    videos = f"videos/{path.parent.name}-enjoy"
     epsilon = 0.0 if args.greedy else getattr(settings, "end_e", 0.0)
     make_env = partial(module.make_env, **settings.env_settings)
     print(f"{path}: {settings.env_id}, {args.eval_episodes} episodes")
@@ -167,14 +169,14 @@ def enjoy(args: EnjoyArgs) -> list[float]:
         args.eval_episodes,
         args.seed,
         args.capture_video,
-        films,
+        videos,
         epsilon,
     )
     for episode, value in enumerate(returns):
         print(f"eval_episode={episode}, episodic_return={value:g}")
     print(evaluation.describe(returns))
     if args.capture_video:
-        print(f"video: {films}")
+        print(f"video: {videos}")
     return returns
 
 

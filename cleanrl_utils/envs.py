@@ -1,3 +1,3 @@
-"""Making environments under its short name: see cleanrl_utils/environments/making.py."""
+"""Short import path of the maker of environments: see cleanrl_utils/environments/making.py."""
 
 from cleanrl_utils.environments.making import *  # noqa: F403

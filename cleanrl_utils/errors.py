@@ -1,4 +1,4 @@
-"""How this project says that a command cannot be carried out: one line, exit status 2."""
+"""Errors that are one line on stderr and an exit status: 2 for bad input, 1 for a failed run."""
 
 import contextlib
 import sys
@@ -7,19 +7,19 @@ from typing import Any
 
 
 class BadInput(SystemExit):
-    """The user's input cannot be used; `message` names the flag or file and what to do about it."""
+    """Bad input from the user; `message` names the flag or file and what to do about it."""
 
-    said = True
+    printed = True
 
     def __init__(self, message: str):
-        if self.said:
+        if self.printed:
             print(f"error: {message}", file=sys.stderr, flush=True)
         super().__init__(2)
         self.message = message
 
 
 class Stopped(SystemExit):
-    """A run ends before its time, with one line; status 130 is an interruption by the user."""
+    """A run that stops before its end, with one line; status 130: interrupted by the user."""
 
     def __init__(self, message: str, status: int = 1):
         start = "\n" if status == 130 else "error: "
@@ -27,20 +27,21 @@ class Stopped(SystemExit):
         super().__init__(status)
 
 
-def hide_stops(kind: type[BaseException], value: BaseException, trace: Any) -> None:
-    """sys.excepthook for python -i: what has said its line needs no traceback."""
+def quiet_excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+    """sys.excepthook for python -i: no traceback for errors that already printed their line."""
     if not issubclass(kind, BadInput | Stopped):
         sys.__excepthook__(kind, value, trace)
 
 
 @contextlib.contextmanager
-def unsaid() -> Iterator[None]:
-    """For who handles a BadInput: its line is not shown."""
-    before, BadInput.said = BadInput.said, False
+def silenced() -> Iterator[None]:
+    """Do not print the line of a BadInput; for code that catches it."""
+    before = BadInput.printed
+    BadInput.printed = False
     try:
         yield
     finally:
-        BadInput.said = before
+        BadInput.printed = before
 
 
 def require(condition: bool, message: str) -> None:
@@ -50,7 +51,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def missing_package(package: str, extra: str) -> BadInput:
-    """The error for an optional dependency that is not installed; `extra` is what has it."""
+    """The error for an optional package that is not installed; `extra` is the extra that has it."""
     return BadInput(
         f"{package} is not installed: pip install -r requirements/requirements-{extra}.txt"
         f' (or pip install "cleanrl[{extra}]")'

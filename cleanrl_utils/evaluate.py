@@ -1,3 +1,3 @@
-"""Playing models under its short name: see cleanrl_utils/running/evaluation.py."""
+"""Short import path of evaluation: see cleanrl_utils/running/evaluation.py."""
 
 from cleanrl_utils.running.evaluation import *  # noqa: F403

@@ -1,10 +1,10 @@
-"""Share a run's model on the Hugging Face hub, and get it back from there.
+"""Upload a run's model to the Hugging Face hub.
 
     python -m cleanrl_utils.huggingface runs/CartPole-v1__ppo__1__1700000000 --hf-entity somebody
 
-Uploads the model, its curve, a video if there is one, the script and the uncommitted changes that
-the run's folder keeps, and a model card that says how well it does, with which settings, and which
-command made it. `--upload-model` does so at a run's end.
+Uploads the model, its learning curve, a video if there is one, the script and the uncommitted
+changes in the run's folder, and a model card with its return, its settings and its command. The
+flag `--upload-model` of a script does the same at the end of a run.
 """
 
 import shlex
@@ -32,7 +32,7 @@ from cleanrl_utils.running.settings import parse_command
 __all__ = ["download_model", "push_run", "repository_name", "require_login"]
 
 PRIVATE = {"hf_entity", "upload_model", "wandb_entity", "wandb_project_name", "track", "resume"}
-PRIVATE |= {"runs_dir"}  # say nothing about the model
+PRIVATE |= {"runs_dir"}  # not about the model
 
 
 @dataclass
@@ -40,15 +40,15 @@ class PushArgs:
     run: tyro.conf.Positional[str]
     """folder of a finished run with a saved model"""
     hf_entity: str = ""
-    """user or organisation on the hub; empty: your own"""
+    """user or organisation on the Hugging Face hub; empty: your own"""
 
 
 def push_run(folder: str | Path, hf_entity: str = "") -> str:
-    """Upload a run's model and all that describes it; returns the repository's name."""
+    """Upload a run's model, curve, video, code and model card; returns the repository's name."""
     folder = Path(folder)
     record = reproduce.read_record(str(folder))
     model = run_folder.model_path(folder, record["args"]["exp_name"])
-    require(model.exists(), f"{folder}: has no model to share; train with --save-model")
+    require(model.exists(), f"{folder}: has no model to upload; train with --save-model")
     run = results.RunFolder(folder, record)
     require("env_id" in record["args"], f"{folder}: its record names no environment")
     name = repository_name(record["args"], hf_entity)
@@ -60,7 +60,8 @@ def push_run(folder: str | Path, hf_entity: str = "") -> str:
         with tempfile.TemporaryDirectory() as temporary:
             curve = results.plot(run, Path(temporary) / "curve.png")
             files: dict[str, Any] = {model.name: model, "curve.png": curve}
-            if video := find_video(run):
+            video = find_video(run)
+            if video is not None:
                 files["replay.mp4"] = video
             files |= {path.name: path for path in find_code(run)}
             repository = api.create_repo(name, exist_ok=True).repo_id
@@ -69,18 +70,18 @@ def push_run(folder: str | Path, hf_entity: str = "") -> str:
             message = f"{record['args']['exp_name']} on {record['args']['env_id']}"
             url = api.create_commit(repository, operations, commit_message=message).commit_url
     names = ", ".join(files)
-    print(f"model shared: {url or repository} ({names})", file=sys.stderr)
+    print(f"model uploaded: {url or repository} ({names})", file=sys.stderr)
     return repository
 
 
 def find_video(run: results.RunFolder) -> Path | None:
-    """The film of the final evaluation, else the last one of training."""
-    films = run_folder.find_videos(run.folder)
-    return films[-1] if films else None
+    """The video of the final evaluation, else the last one of training."""
+    videos = run_folder.find_videos(run.folder)
+    return videos[-1] if videos else None
 
 
 def find_code(run: results.RunFolder) -> list[Path]:
-    """The script and the uncommitted changes that a run's folder keeps."""
+    """The script and the uncommitted changes in a run's folder."""
     script = run_folder.script_path(run.folder, run.record["script"])
     return [path for path in (script, run.folder / run_folder.CHANGES) if path.is_file()]
 
@@ -90,28 +91,33 @@ def shared_settings(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def score(run: results.RunFolder) -> tuple[str, str]:
-    """("mean +/- std", what it was measured on)."""
+    """(mean +/- standard deviation of the return, the episodes it is from)."""
     returns = run_folder.read_summary(run.folder).get("eval_returns")
     if isinstance(returns, list) and all(isinstance(x, int | float) for x in returns) and returns:
-        about = f"{len(returns)} episodes, greedy, after training"
-        return f"{np.mean(returns):.2f} +/- {np.std(returns):.2f}", about
+        episodes = f"{len(returns)} episodes, greedy, after training"
+        return f"{np.mean(returns):.2f} +/- {np.std(returns):.2f}", episodes
     metrics = run.metrics()
     last = metrics.loc[metrics.tag == results.RETURN, "value"].to_numpy()[-results.LAST :]
-    require(len(last) > 0, f"{run.folder}: neither evaluated nor any episode: nothing to share yet")
+    require(
+        len(last) > 0, f"{run.folder}: no evaluation and no finished episode: no return to report"
+    )
     return f"{last.mean():.2f} +/- {last.std():.2f}", f"last {len(last)} episodes of training"
 
 
 def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
-    """The repository's README: who made the model, how well it does, how to play and repeat it."""
+    """The repository's README: the script, the return, how to play and to reproduce the model."""
     from huggingface_hub import EvalResult, ModelCardData
 
     record = run.record
-    args, settings = record["args"], shared_settings(record)
-    env_id, exp_name, seed = args["env_id"], args["exp_name"], args["seed"]
+    settings = shared_settings(record)
+    env_id = record["args"]["env_id"]
+    exp_name = record["args"]["exp_name"]
+    seed = record["args"]["seed"]
     value, measured = score(run)
     mean, deviation = value.split(" +/- ")
-    reached = EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", value)
-    reached.task_name, reached.metric_name = "reinforcement-learning", "mean_reward"
+    result = EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", value)
+    result.task_name = "reinforcement-learning"
+    result.metric_name = "mean_reward"
     tags = [
         env_id,
         "deep-reinforcement-learning",
@@ -119,7 +125,7 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
         "custom-implementation",
     ]
     data = ModelCardData(
-        library_name="cleanrl", tags=tags, model_name=exp_name, eval_results=[reached]
+        library_name="cleanrl", tags=tags, model_name=exp_name, eval_results=[result]
     )
     script = reproduce.script_path(record)
     uncommitted = record.get("script_tracked") is False
@@ -127,7 +133,7 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
     words += reproduce.drop(record["command"][1:], PRIVATE)
     made_by = f"{words[1]}{at_commit(record)}"
     rows = "\n".join(f"| {key} | {cell(value)} |" for key, value in settings.items())
-    film = "\n[Video of an episode](replay.mp4)\n" if video else ""
+    video_link = "\n[Video of an episode](replay.mp4)\n" if video else ""
     return f"""---
 {data.to_yaml()}
 ---
@@ -138,8 +144,8 @@ An agent trained by CleanRL's `{made_by}`, seed {seed}.
 
 Return: **{mean}** (standard deviation {deviation}; {measured}).
 
-![Return while it was trained](curve.png)
-{film}
+![Return during training](curve.png)
+{video_link}
 ## Play it
 
 ```bash
@@ -165,18 +171,19 @@ Python {reproduce.part(record, "versions").get("python", "3")} on \
 
 
 def own_script(run: results.RunFolder) -> str:
-    """What to know before playing a model whose script is not one of cleanrl/."""
+    """A paragraph about the script, if it is not one of cleanrl/."""
     name = run.record["script"]
     copy = run_folder.script_path(run.folder, name)
     ours = source.PROJECT / "cleanrl" / f"{name}.py"
     same = ours.is_file() and copy.is_file() and source.meaning(ours) == source.meaning(copy)
     if same or not copy.is_file():
         return ""
-    return f"\nIts script is `{copy.name}` here. Read it, then add `--trust-remote-code`.\n"
+    script = f"The script is `{copy.name}` in this repository."
+    return f"\n{script} Read it, then add `--trust-remote-code`.\n"
 
 
 def restore(run: results.RunFolder) -> str:
-    """The commands that come before the one of training, where files had changed."""
+    """The commands that restore uncommitted changes before training."""
     commit = reproduce.part(run.record, "git").get("commit")
     if not commit or not (run.folder / run_folder.CHANGES).is_file():
         return ""

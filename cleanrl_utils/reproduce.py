@@ -1,9 +1,9 @@
-"""Print the commands that repeat a run: its commit, its packages, its flags.
+"""Print the commands that reproduce a run: commit, packages and flags.
 
     python -m cleanrl_utils.reproduce runs/CartPole-v1__ppo__1__1700000000
     python -m cleanrl_utils.reproduce runs/CartPole-v1__ppo__1__1700000000 | bash   # in a clone
 
---all-flags writes every setting out, also those that were defaults.
+--all-flags includes the settings that had their default values.
 """
 
 import re
@@ -19,7 +19,7 @@ from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running import folder
 from cleanrl_utils.running.settings import parse_command
 
-PER_RUN = {"resume", "runs_dir"}  # where a run is, not what it does
+PER_RUN = {"resume", "runs_dir"}  # location of a run: not reproduced
 
 
 @dataclass
@@ -29,10 +29,11 @@ class ReproduceArgs:
     run: str | None = None
     """folder of a run, or its run.json"""
     all_flags: bool = False
-    """write out every setting, also those that were defaults"""
+    """include the settings that had their default values"""
 
 
 def run_folder(run: str) -> Path:
+    """The folder of a run, given by itself or by its run.json."""
     path = Path(run)
     return path.parent if path.name == folder.RECORD else path
 
@@ -42,28 +43,30 @@ def read_record(run: str) -> dict[str, Any]:
 
 
 def part(record: dict[str, Any], name: str) -> dict[str, Any]:
-    """A dictionary of a record; empty where the record has none."""
+    """A dictionary in a record; empty if it is missing."""
     value = record.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None = None) -> list[str]:
-    """Lines of a shell script, with what cannot be repeated as comments; `run` is the folder that
-    keeps the script and its changes."""
+    """The lines of a shell script; comments say what cannot be reproduced.
+
+    `run` is the run's folder, which holds the script and uncommitted changes.
+    """
     lines = ["set -e"]
     git = part(record, "git")
     changes = run / folder.CHANGES if run else None
     if git.get("commit"):
         lines.append(f"git checkout {shlex.quote(str(git['commit']))}")
     else:
-        lines.append("# It does not know its commit: take the version of the code that it used.")
+        lines.append(
+            "# The commit is unknown: check out the version of the code that the run used."
+        )
     if changes and changes.is_file():
-        lines.append("# Its files had changes that were not committed; apply them:")
+        lines.append("# Uncommitted changes of the run:")
         lines.append(f"git apply {shlex.quote(str(changes.resolve()))}")
     elif git.get("dirty"):
-        lines.append(
-            "# Its files had changes that were not committed: those are not in this commit."
-        )
+        lines.append("# The run had changes that were not committed; they are lost.")
 
     versions = {name: str(version) for name, version in part(record, "versions").items()}
     python = versions.pop("python", "3").partition(" ")[0]
@@ -75,20 +78,18 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
         if name.lower() == "cleanrl":
             continue
         public, _, local = version.partition("+")
-        if local:  # the same release for other hardware, e.g. of torch: 2.5.1+cpu
+        if local:  # a build for certain hardware, e.g. torch 2.5.1+cpu
             lines.append(f"# {comment(name)} was the build {comment(version)}")
         pins.append(shlex.quote(f"{name}=={public}"))
     pip = ".venv-reproduce/bin/python -m pip install"
     lines += [f"{pip} -r requirements/requirements.txt  # that commit's pins"]
-    lines += [
-        "# What the run really had loaded; changes nothing if it was installed from those pins."
-    ]
+    lines += ["# The packages that the run used; changes nothing if they are the pinned ones."]
     lines += [f"{pip} {' '.join(pins)}"] if pins else []
 
     script = script_path(record)
     copy = folder.script_path(run, record["script"]) if run else None
     if copy and copy.is_file() and record.get("script_tracked") is False:
-        lines.append("# The script was not committed: this is the copy that the run has kept.")
+        lines.append("# The script was not committed: use the copy in the run's folder.")
         script = str(copy.resolve())
     words = [".venv-reproduce/bin/python", script]
     words += flags(record["args"]) if all_flags else drop(record["command"][1:], PER_RUN)
@@ -104,12 +105,12 @@ def describe(hardware: dict[str, Any]) -> str:
 
 
 def comment(text: str) -> str:
-    """Text that stays on the line of its comment, whatever it is."""
+    """Text without line breaks, so that it stays within its comment."""
     return " ".join(text.split())
 
 
 def script_path(record: dict[str, Any]) -> str:
-    """Where the script is in the repository, wherever it was called from."""
+    """The path of the script in the repository, wherever it was called from."""
     path = Path(str(record.get("script_path") or f"cleanrl/{record['script']}.py"))
     outside = path.is_absolute() or ".." in path.parts
     return f"cleanrl/{path.name}" if outside and path.parent.name == "cleanrl" else str(path)
@@ -117,7 +118,8 @@ def script_path(record: dict[str, Any]) -> str:
 
 def drop(words: list[str], names: set[str]) -> list[str]:
     """The words of a command line without some flags and their values."""
-    kept, skip = [], False
+    kept = []
+    skip = False
     for word in words:
         if re.match(r"--\w", word):
             name, equals, _ = word.removeprefix("--").partition("=")
@@ -144,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_command(ReproduceArgs, argv)
     run = args.run or args.path
     if not run:
-        raise BadInput("name the folder of a run: python -m cleanrl_utils.reproduce runs/...")
+        raise BadInput("give the folder of a run: python -m cleanrl_utils.reproduce runs/...")
     print("\n".join(commands(read_record(run), args.all_flags, run_folder(run))))
     return 0
 

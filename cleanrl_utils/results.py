@@ -1,15 +1,15 @@
-"""Read runs as tables, and keep compact curves of our own runs in benchmark/results.
+"""Tables of runs, and the committed results of our own runs in benchmark/results.
 
-python -m cleanrl_utils.results show runs           # one row for each group of equal settings
-python -m cleanrl_utils.results add runs            # finished runs into benchmark/results
-python -m cleanrl_utils.results plot runs/NAME      # its learning curve as a picture
+python -m cleanrl_utils.results show runs           # a table, one row per group of equal settings
+python -m cleanrl_utils.results add runs            # add finished runs to benchmark/results
+python -m cleanrl_utils.results plot runs/NAME      # draw its learning curve
 python -m cleanrl_utils.results export              # benchmark/results as one Parquet file
 python -m cleanrl_utils.results export runs         # every logged value of all runs as Parquet
 
 from cleanrl_utils import results
 results.load()                                # committed curves, one row per point
 results.read_metrics("runs/NAME")             # every logged value of one run
-results.read_many(results.find_runs("runs"))  # ... of many, with the run each belongs to
+results.read_many(results.find_runs("runs"))  # ... of many runs
 """
 
 from dataclasses import dataclass
@@ -46,11 +46,11 @@ __all__ += ["read_metrics", "summary", "table"]
 @dataclass
 class ResultsArgs:
     action: Positional[Literal["show", "add", "plot", "export"]]
-    """what to do with the runs"""
+    """show a table, add to benchmark/results, plot curves, or export to Parquet"""
     where: Positional[tuple[str, ...]] = ()
-    """folders of runs, or folders that hold such folders"""
+    """folders of runs, or folders that contain them"""
     output: str = "results.parquet"
-    """file that export writes"""
+    """export: file to write"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{len(names)} runs added to {COMMITTED.parent.name}/{COMMITTED.name}")
         return
     runs = [run for place in args.where for run in find_runs(place)]
-    require(bool(runs), f"{', '.join(args.where)}: no run there")
+    require(bool(runs), f"{', '.join(args.where)}: no run found")
     if args.action == "plot":
         for run in runs:
             print(plot(run, run.folder / "curve.png"))

@@ -5,15 +5,17 @@
     python -m cleanrl_utils.rlops --exp-name ppo --split-by learning-rate
     python -m cleanrl_utils.rlops --results --runs-dir runs --exp-name ppo --fail-on-regression
 
-Every tag, commit and experiment name (and every place to read from, if there are several) makes a
-set of runs; the first set is the baseline. Runs of a set have the same settings and differ by their
-seeds; --where chooses among others. A run's score is the mean of its last values. Prints a Markdown
-table, with the settings that differ between the sets, draws learning curves and statistics (PNG and
-SVG) and, with --report, writes one web page that needs no network. --fail-on-regression ends with
-exit status 1 if a set is worse than the baseline beyond doubt, across tasks or on one of them
-(given 5 runs of it): the 95% interval of the difference of their interquartile means is below zero,
-their own 95% intervals do not overlap, and the difference is more than 1% of what the baseline
-learned.
+Each tag, commit and experiment (and each source, if there are several) is a set of runs; the first
+set is the baseline. The runs of a set have the same settings and differ only in their seeds;
+--where selects runs by their settings. The score of a run is the mean of its last values.
+
+Prints a Markdown table with the scores and with the settings that differ between the sets, draws
+learning curves and statistics (PNG and SVG) and, with --report, writes a self-contained web page.
+
+--fail-on-regression exits with status 1 if a set is significantly worse than the baseline, across
+tasks or on a single task with at least 5 runs: the 95% interval of the difference of the
+interquartile means is below zero, the 95% intervals of both sets do not overlap, and the difference
+is more than 1% of the baseline's improvement during training.
 """
 
 import sys
@@ -30,9 +32,9 @@ from cleanrl_utils.running.settings import parse_command
 @dataclass
 class RlopsArgs(SetArgs):
     output_filename: str = "compare.png"
-    """picture to write; the same as SVG is written beside it"""
+    """file for the figure; an SVG is written beside it"""
     report: bool = False
-    """also write a web page with interactive curves, beside the picture"""
+    """also write a web page with interactive curves, beside the figure"""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The run layer under its short name: see cleanrl_utils/running/run.py."""
+"""Short import path of Run: see cleanrl_utils/running/run.py."""
 
 from cleanrl_utils.running.run import PixelArgs, Run, RunArgs, TorchArgs, parse_args, require
 

@@ -4,8 +4,8 @@
         --command "python cleanrl/ppo.py" --num-seed 3 --num-vcpu 1 --num-memory 2000 \\
         --num-hours 16 --job-queue c5a-large-spot --provider aws
 
-Without --provider it is a dry run: it prints what would be sent and needs no account. Keys are
-never passed: --secrets names where AWS keeps them (cloud/README.md), and AWS hands them over.
+Without --provider it is a dry run: it prints the request and needs no account. Keys are never
+passed on: --secrets names them in AWS (cloud/README.md), and AWS gives them to the container.
 """
 
 import re
@@ -26,23 +26,23 @@ from cleanrl_utils.running.settings import parse_command
 @dataclass
 class SubmitArgs(BatchArgs):
     command: str = "python cleanrl/ppo.py"
-    """what to run; --seed is added to it"""
+    """command to run; --seed is added to it"""
     num_seed: int = 1
-    """seeds, from 1"""
+    """number of seeds, from 1"""
     provider: Literal["", "aws"] = ""
-    """aws submits; empty only prints what would be submitted"""
+    """aws: submit; empty: only print the request"""
     wait: bool = False
     """wait until all runs have ended; exit status 1 if one failed"""
     build: bool = False
-    """build the image first"""
+    """build the Docker image first"""
     push: bool = False
-    """push it to its registry, too"""
+    """build the Docker image and push it to its registry"""
     archs: str = "linux/amd64"
-    """platforms of the image, e.g. linux/amd64,linux/arm64"""
+    """platforms of the Docker image, e.g. linux/amd64,linux/arm64"""
 
 
 def build_commands(args: SubmitArgs) -> list[list[str]]:
-    """How the image is made; it is told its commit, so that its runs can name it."""
+    """The commands that build the image; it stores the commit for the records of its runs."""
     if not (args.build or args.push):
         return []
     head = ["git", "rev-parse", "HEAD"]
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         print(shlex.join(command), flush=True)
         if args.provider:
             done = subprocess.run(command)
-            require(done.returncode == 0, "the image could not be built; see above")
+            require(done.returncode == 0, "--build: docker failed; see above")
     if not args.provider:
         print(submission.as_json())
         print("dry run: nothing was sent; --provider aws submits it", file=sys.stderr)

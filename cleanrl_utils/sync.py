@@ -1,23 +1,39 @@
-"""Keep the blocks that must be identical across scripts identical.
+"""Keep what scripts have in common identical.
 
-    python -m cleanrl_utils.sync          # check: exit status 1 and a list if any block has drifted
-    python -m cleanrl_utils.sync --fix    # copy every such block over from its origin
+    python -m cleanrl_utils.sync          # check: exit status 1 and a list if something has drifted
+    python -m cleanrl_utils.sync --fix    # copy what has drifted from the script's relative
 
-A function, class or method that a script takes over unchanged stands below the line
-`# same as ppo.py`; the origin is the one of the same name in cleanrl/ppo.py.
+Being equal is the rule and needs no mark. A function or class with the same name as in the script's
+nearest relative (the one that its diff page shows, then that one's relative, and so on) must be
+identical to it, unless the line above says how it differs:
+
+    # differs from ppo.py: uniform noise on the mean
+
+The same holds for the paragraphs of a training loop: below the same comment stands the same code.
 """
 
-import argparse
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ROOT / "cleanrl"
-FOLDERS = [SCRIPTS, ROOT / "docs" / "examples"]
-MARK = re.compile(r"^\s*# same as (\w+)\.py\s*$")
+from cleanrl_utils.pages.scripts import ROOT, relatives
+from cleanrl_utils.running.settings import parse_command
+
+FOLDERS = [ROOT / "cleanrl", ROOT / "docs" / "examples"]
+MARK = re.compile(r"^\s*# differs from (\w+)\.py: \S")
+COMMON = {"make_env", "make_envs"}  # what scripts of other families share with ppo.py
+FRAMEWORK = re.compile(r"\b(torch|Tensor|nn|optim|jax|jnp|Array|optax|random)\b")
+
+
+@dataclass
+class SyncArgs:
+    fix: bool = False
+    """copy what has drifted from the script's relative"""
+    folder: str | None = None
+    """folder of scripts to check; unset: all of this project"""
 
 
 @dataclass
@@ -27,92 +43,115 @@ class Block:
     start: int
     end: int
     text: str
+    mark: str  # the script that it says it differs from
 
 
 def blocks(source: str) -> dict[str, Block]:
-    """Every function, class and method of a file, by name: `gae`, `Agent`, `Agent.act`."""
-    lines, found = source.splitlines(), {}
+    """Functions, classes and the checks of the settings, then paragraphs of the loop, by name."""
+    lines = source.splitlines()
+    found: dict[str, Block] = {}
 
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                end = node.end_lineno or start
-                text = "\n".join(lines[start - 1 : end])
-                found[prefix + node.name] = Block(start, end, text)
-            if isinstance(node, ast.ClassDef):
-                visit(node.body, f"{prefix}{node.name}.")
+    def add(name: str, start: int, end: int) -> None:
+        mark = MARK.match(lines[start - 2]) if start > 1 else None
+        text = "\n".join(lines[start - 1 : end])
+        found[name] = Block(start, end, text, mark[1] if mark else "")
 
-    visit(ast.parse(source).body, "")
+    tree = ast.parse(source)
+    for node in definitions(tree):
+        start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        add(node.name, start, node.end_lineno or start)
+    main = next((node.lineno for node in tree.body if isinstance(node, ast.If)), len(lines))
+    for name, start, end in paragraphs(lines, main):
+        add(name, start, end)
     return found
+
+
+def definitions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """All functions and classes, but only the methods of Args: every script has other settings."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == "Args":
+            yield from (x for x in node.body if isinstance(x, ast.FunctionDef))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node
+
+
+def paragraphs(lines: list[str], first: int) -> Iterator[tuple[str, int, int]]:
+    """(comment, first line, last line) of what stands below a comment, up to a blank line."""
+    number = first
+    while number < len(lines):
+        if not lines[number].strip().startswith("#") or MARK.match(lines[number]):
+            number += 1
+            continue
+        start = number + 1
+        while number < len(lines) and lines[number].strip():
+            number += 1
+        yield lines[start - 1].strip(), start, number
 
 
 @dataclass
-class Copy:
-    """A marked block, with what it should be (None: its origin has no such block)."""
-
+class Finding:
     path: Path
-    line: int
+    block: Block
     name: str
-    origin: str
-    block: Block | None
-    wanted: str | None
-
-    @property
-    def drifted(self) -> bool:
-        return self.block is None or self.wanted is None or self.block.text != self.wanted
+    relative: str
+    wanted: str
+    what: str
 
     def __str__(self) -> str:
-        where = f"{self.path.name}:{self.line}: {self.name or 'nothing to copy here'}"
-        return f"{where} " + (
-            f"has drifted from {self.origin}.py" if self.wanted else f"is not in {self.origin}.py"
+        return f"{self.path.name}:{self.block.start}: {self.name} {self.what} {self.relative}.py"
+
+
+def check(path: Path, sources: dict[str, str]) -> tuple[int, list[Finding]]:
+    """How many blocks of a script are its relatives', and which have drifted."""
+    others = [(name, blocks(sources[name])) for name in relatives(path.stem, set(sources))]
+    shared = 0
+    findings = []
+    for name, block in blocks(path.read_text()).items():
+        relative, other = next(
+            ((relative, found[name]) for relative, found in others if name in found), ("", None)
         )
+        if other is None:
+            if block.mark:
+                findings.append(Finding(path, block, name, block.mark, "", "is not in"))
+            continue
+        if relative == "ppo" and not path.stem.startswith("ppo") and name not in COMMON:
+            continue
+        crosses = ("jax" in path.stem) != ("jax" in relative)
+        if crosses and FRAMEWORK.search(other.text):
+            continue
+        same = block.text == other.text
+        shared += same
+        if same and block.mark:
+            findings.append(Finding(path, block, name, relative, "", "is marked, but equal to"))
+        elif not same and block.mark != relative:
+            findings.append(Finding(path, block, name, relative, other.text, "has drifted from"))
+    return shared, findings
 
 
-def copies(path: Path) -> list[Copy]:
-    source = path.read_text()
-    here = {block.start: (name, block) for name, block in blocks(source).items()}
-    found = []
-    for number, line in enumerate(source.splitlines(), 1):
-        if mark := MARK.match(line):
-            name, block = here.get(number + 1, ("", None))
-            origin = path.with_name(f"{mark[1]}.py")
-            origin = origin if origin.exists() else SCRIPTS / origin.name
-            there = blocks(origin.read_text()) if origin.exists() else {}
-            wanted = there[name].text if name in there else None
-            found.append(Copy(path, number, name, mark[1], block, wanted))
-    return found
-
-
-def fix(path: Path) -> int:
-    """Copy drifted blocks over, last first so that line numbers stay true; returns how many."""
-    fixed = 0
-    for copy in reversed(copies(path)):
-        if copy.drifted and copy.block and copy.wanted:
-            lines = path.read_text().splitlines()
-            lines[copy.block.start - 1 : copy.block.end] = copy.wanted.splitlines()
-            path.write_text("\n".join(lines) + "\n")
-            fixed += 1
-    return fixed
+def fix(path: Path, findings: list[Finding]) -> None:
+    """Copy drifted blocks over, last first so that line numbers stay true."""
+    lines = path.read_text().splitlines()
+    for finding in sorted(findings, key=lambda finding: -finding.block.start):
+        if finding.wanted:
+            lines[finding.block.start - 1 : finding.block.end] = finding.wanted.splitlines()
+    path.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fix", action="store_true", help="copy drifted blocks from their origin")
-    parser.add_argument("--folder", type=Path, help="of scripts, instead of all there are")
-    options = parser.parse_args()
-    folders = [options.folder] if options.folder else FOLDERS
+    args = parse_command(SyncArgs)
+    folders = [Path(args.folder)] if args.folder else FOLDERS
     paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]
-    if options.fix:
-        for _ in range(3):  # an origin may itself be a copy
-            for path in paths:
-                if count := fix(path):
-                    print(f"{path.name}: {count} block{'s' * (count > 1)} copied")
-    everything = [copy for path in paths for copy in copies(path)]
-    drifted = [copy for copy in everything if copy.drifted]
-    for copy in drifted:
-        print(copy, file=sys.stderr)
-    print(f"{len(everything)} shared blocks in {len(paths)} scripts, {len(drifted)} drifted")
+    for _ in range(4 if args.fix else 1):  # a relative may itself be mended
+        sources = {path.stem: path.read_text() for path in paths}
+        results = [check(path, sources) for path in paths]
+        drifted = [finding for _, findings in results for finding in findings]
+        if args.fix and drifted:
+            for path, (_, findings) in zip(paths, results, strict=True):
+                fix(path, findings)
+    for finding in drifted:
+        print(finding, file=sys.stderr)
+    shared = sum(count for count, _ in results)
+    print(f"{shared} shared blocks in {len(paths)} scripts, {len(drifted)} drifted")
     sys.exit(bool(drifted))
 
 

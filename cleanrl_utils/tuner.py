@@ -1,4 +1,4 @@
-"""Find one set of hyperparameters that does well on several tasks, with Optuna.
+"""Tune hyperparameters for one or several tasks with Optuna.
 
     import optuna
     from cleanrl_utils.tuner import Tuner
@@ -20,13 +20,13 @@
     )
     tuner.tune(num_trials=100, num_seeds=3)
 
-A trial is a run per seed and task, one after the other; `workers` trials run side by side. While a
-run trains, its metrics are read, and it ends as soon as the pruner says that its trial will not
-win. At the end the best settings run again on fresh seeds: the best of many trials was lucky, too,
-so its own score is too high. The same call with the same `study_name` continues that study, also on
-other machines that share `storage` (any database URL of Optuna's, e.g.
-postgresql+psycopg://user@host/optuna). Trials live in RUNS_DIR/.tuner/STUDY_NAME, where tools that
-read RUNS_DIR do not look.
+A trial is one run per seed and task, one after the other; `workers` trials run in parallel. The
+tuner reads the metrics of a run while it trains, and stops the trial as soon as the pruner says so.
+At the end the best settings run again on fresh seeds, because the score of the best of many trials
+is biased upwards. The same call with the same `study_name` continues the study, also on other
+machines with the same `storage` (any database URL that Optuna supports, e.g.
+postgresql+psycopg://user@host/optuna). Trials are in RUNS_DIR/.tuner/STUDY_NAME, which other tools
+skip.
 """
 
 import math
@@ -60,20 +60,20 @@ AGGREGATIONS: dict[str, Callable] = {
     "max": max,
     "min": min,
 }
-POLL = 0.1  # seconds between two looks at the runs
-GIVE_UP = 3  # when so many trials fail and none does not, the call itself must be wrong
-HIDDEN = ".tuner"  # folder of all studies, below the folder of ordinary runs
-FRESH = "fresh_seeds"  # what the study remembers of its best trial on fresh seeds
+POLL = 0.1  # seconds between two readings of the runs' metrics
+GIVE_UP = 3  # stop if the first trials all fail: the call itself must be wrong
+HIDDEN = ".tuner"  # folder of all studies, in the folder of runs
+FRESH = "fresh_seeds"  # key of the scores on fresh seeds in the study
 
 
 class Tuner:
     """See the module's docstring.
 
-    `target_scores` gives for each task the scores that count as 0 and 1, or None if there is one
-    task only. A run's score is the mean of the last `metric_last_n_average_window` values of
-    `metric`; a trial's score joins its tasks by `aggregation_type` and is the mean over seeds.
+    `target_scores` gives for each task the scores that are normalised to 0 and 1, or None for a
+    single task. A run's score is the mean of the last `metric_last_n_average_window` values of
+    `metric`; a trial's score aggregates its tasks by `aggregation_type` and is the mean over seeds.
     A run reports `reports` times to the pruner. `wandb_kwargs` (project, entity) tracks every run.
-    Trials keep no checkpoints unless `params_fn` asks for them: an interrupted trial starts anew.
+    Trials have no checkpoints unless `params_fn` sets them: an interrupted trial is run again.
     """
 
     def __init__(
@@ -94,18 +94,20 @@ class Tuner:
         reports: int = 10,
         runs_dir: str = "runs",
     ):
-        require(Path(script).is_file(), f"Tuner: there is no script {script}")
+        require(Path(script).is_file(), f"Tuner: script {script}: no such file")
         choices = ", ".join(AGGREGATIONS)
-        require(aggregation_type in AGGREGATIONS, f"Tuner: aggregation_type is one of {choices}")
+        require(
+            aggregation_type in AGGREGATIONS, f"Tuner: aggregation_type must be one of {choices}"
+        )
         known = direction in ("maximize", "minimize")
-        require(known, f"Tuner: direction is maximize or minimize, not {direction}")
+        require(known, f"Tuner: direction must be maximize or minimize, not {direction}")
         at_least_one("workers", workers)
         at_least_one("metric_last_n_average_window", metric_last_n_average_window)
         require(len(target_scores) > 0, "Tuner: target_scores names no task")
         for env_id, target in target_scores.items():
             require(
                 target is None or is_range(target),
-                f"Tuner: target_scores of {env_id} are two different numbers, not {target}",
+                f"Tuner: target_scores of {env_id} must be two different numbers, not {target}",
             )
         plain = any(target is None for target in target_scores.values())
         require(
@@ -123,7 +125,7 @@ class Tuner:
         self.study_name = study_name or f"tuner_{int(time.time())}"
         self.folder = Path(runs_dir) / HIDDEN / self.study_name
         self.wandb_kwargs = dict(wandb_kwargs or {})
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # we say it in fewer lines
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # we print one line per trial
         self.study = open_study(
             storage,
             study_name=self.study_name,
@@ -136,14 +138,16 @@ class Tuner:
     # -- the study --------------------------------------------------------------------------
 
     def tune(self, num_trials: int, num_seeds: int, fresh_seeds: int = 3) -> optuna.Study:
-        """Bring the study to `num_trials` trials, then run the best settings on `fresh_seeds` seeds
-        that no trial used (0: not at all); returns the study."""
+        """Run trials until the study has `num_trials`, then test the best settings.
+
+        They run on `fresh_seeds` seeds that no trial used (0: no test). Returns the study.
+        """
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
         require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
-        self.bury_dead_trials()
+        self.requeue_dead_trials()
         done = len(self.counted())
-        old = f", {done} of its {num_trials} trials are there already" if done else ""
+        old = f", {done} of its {num_trials} trials are already done" if done else ""
         print(f"study {self.study_name} in {self.storage}{old}", flush=True)
         left = num_trials - done
         failures: list[str] = []
@@ -152,7 +156,7 @@ class Tuner:
             while left > 0 or active:
                 while left > 0 and len(active) < self.workers:
                     if len(self.counted(TrialState.RUNNING)) >= num_trials:
-                        left = 0  # other machines do the rest
+                        left = 0  # other machines run the rest
                         break
                     trial = self.study.ask()
                     trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
@@ -170,33 +174,33 @@ class Tuner:
                     break
                 time.sleep(POLL)
         finally:
-            for trial, steps in active:  # interrupted: the next call begins with them
+            for trial, steps in active:  # interrupted: the next call starts with them
                 steps.close()
-                self.again(trial)
+                self.requeue(trial)
         if failures and not self.counted():
             raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
         self.conclude(num_seeds, fresh_seeds)
         return self.study
 
     def counted(self, *more: TrialState) -> list[FrozenTrial]:
-        """Trials that count towards num_trials: those that failed do not."""
+        """The trials that count towards num_trials: not those that failed."""
         states = (TrialState.COMPLETE, TrialState.PRUNED, *more)
         return self.study.get_trials(deepcopy=False, states=states)
 
-    def bury_dead_trials(self) -> None:
-        """A tuner that was killed here left trials that still count as running."""
+    def requeue_dead_trials(self) -> None:
+        """Requeue the trials of a tuner that was killed on this machine: they count as running."""
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             host, process = trial.user_attrs.get("process", ["", 0])
             if host == socket.gethostname() and not is_alive(process):
-                self.again(trial)
+                self.requeue(trial)
 
-    def again(self, trial: Trial | FrozenTrial) -> None:
-        """Give up a trial that was interrupted, and queue its settings for a new one."""
+    def requeue(self, trial: Trial | FrozenTrial) -> None:
+        """Mark an interrupted trial as failed, and queue its settings for a new trial."""
         self.study.tell(trial.number, state=TrialState.FAIL)
         self.study.enqueue_trial(trial.params)
 
     def advance(self, trial: Trial, steps: Generator[None, None, float]) -> FrozenTrial | None:
-        """Look at a trial once; if it has ended, say so to Optuna and return it."""
+        """Check a trial once; if it has ended, report it to Optuna and return it."""
         try:
             next(steps)
             return None
@@ -209,6 +213,7 @@ class Tuner:
             return self.study.tell(trial, state=TrialState.FAIL)
 
     def say(self, trial: FrozenTrial) -> None:
+        """Print the result of a trial."""
         how = f"{trial.value:.4g}" if trial.state == TrialState.COMPLETE else ""
         if trial.state == TrialState.PRUNED:
             last = max(trial.intermediate_values.items())[1]
@@ -229,7 +234,7 @@ class Tuner:
     # -- one trial --------------------------------------------------------------------------
 
     def objective(self, trial: Trial, num_seeds: int) -> Generator[None, None, float]:
-        """Run by run to the trial's score; yields while a run trains."""
+        """Run a trial and return its score; yields while a run trains."""
         params = dict(self.params_fn(AnyTrial(trial)))
         trial.set_user_attr("params", params)
         trial.set_user_attr("steps", 0)
@@ -240,12 +245,13 @@ class Tuner:
             for env_id in self.target_scores:
                 score = yield from self.one_run(trial, params, env_id, seed, scores)
                 scores[-1].append(score)
-        score = self.join(scores)
+        score = self.trial_score(scores)
         if math.isnan(score):
-            raise RunFailed(f"its score is not a number; see {self.folder_of(trial)}")
+            raise RunFailed(f"its score is NaN; see {self.folder_of(trial)}")
         return score
 
-    def join(self, scores: list[list[float]]) -> float:
+    def trial_score(self, scores: list[list[float]]) -> float:
+        """Aggregate scores, by seed and task, over tasks; mean over seeds."""
         return statistics.fmean(self.aggregate(tasks) for tasks in scores if tasks)
 
     def one_run(
@@ -256,7 +262,7 @@ class Tuner:
         seed: int,
         earlier: list[list[float]],
     ) -> Generator[None, None, float]:
-        """Train once, reporting to the pruner on the way; returns the normalised score."""
+        """Train once and report to the pruner meanwhile; returns the normalised score."""
         training = self.start(params, env_id, seed, self.folder_of(trial))
         steps_before = trial.user_attrs["steps"]
         reports_before = sum(map(len, earlier)) * self.reports
@@ -271,7 +277,7 @@ class Tuner:
                     if not values:
                         continue
                     now = [*earlier[:-1], [*earlier[-1], self.score(values, env_id)]]
-                    trial.report(self.join(now), reports_before + reported)
+                    trial.report(self.trial_score(now), reports_before + reported)
                     if trial.should_prune():
                         raise optuna.TrialPruned
                 if not trains:
@@ -286,7 +292,7 @@ class Tuner:
         return self.folder / f"trial_{trial.number:04}"
 
     def start(self, params: dict[str, Any], env_id: str, seed: int, where: Path) -> Training:
-        """Start a run; where it is tracked, the study is its group."""
+        """Start a run; on W&B, its group is the study."""
         if "checkpoints" not in params:
             params = {**params, "checkpoints": 0}
         words: list[str] = []
@@ -297,13 +303,13 @@ class Tuner:
                 "--wandb-project-name",
                 self.wandb_kwargs.get("project", "cleanRL"),
             ]
-            if entity := self.wandb_kwargs.get("entity"):
-                words += ["--wandb-entity", entity]
+            if self.wandb_kwargs.get("entity"):
+                words += ["--wandb-entity", self.wandb_kwargs["entity"]]
             env["WANDB_RUN_GROUP"] = self.study_name
         return Training(self.script, params, env_id, seed, where, self.metric, words, env)
 
     def score(self, values: list[float], env_id: str) -> float:
-        """The mean of the last values, as a fraction of the way between the target scores."""
+        """The mean of the last values, normalised by the target scores."""
         mean = statistics.fmean(values[-self.window :])
         target = self.target_scores[env_id]
         return mean if target is None else (mean - target[0]) / (target[1] - target[0])
@@ -311,14 +317,14 @@ class Tuner:
     # -- the end ----------------------------------------------------------------------------
 
     def conclude(self, num_seeds: int, fresh_seeds: int) -> None:
-        """The best settings on fresh seeds and as a command, and a page with Optuna's plots."""
+        """Test the best settings on fresh seeds, print their command, and write a page of plots."""
         best = self.best()
         if best is None:
-            print("no trial came to its end: there is no best one")
+            print("no trial has finished: there are no best settings")
             return
         trials = len(self.counted())
-        tuned = f"best: trial {best.number}, {best.value:.4g} on the seeds it was tuned on"
-        tuned += f" (optimistic: the best of {trials} trials)" if trials > 1 else ""
+        tuned = f"best: trial {best.number}, {best.value:.4g} on the seeds used for tuning"
+        tuned += f" (biased upwards: the best of {trials} trials)" if trials > 1 else ""
         print(tuned, flush=True)
         facts = [tuned, *self.run_fresh(best, num_seeds, fresh_seeds)]
         command = self.command(best.user_attrs["params"], num_seeds)
@@ -329,16 +335,17 @@ class Tuner:
         print(f"plots: {page}", flush=True)
 
     def run_fresh(self, best: FrozenTrial, num_seeds: int, fresh_seeds: int) -> list[str]:
-        """Run the best settings on seeds that no trial used; returns what was found as lines."""
+        """Run the best settings on seeds that no trial used; returns the results as lines."""
         if fresh_seeds == 0:
             return ["Not run on fresh seeds."]
         used = [trial.user_attrs.get("seeds", 0) for trial in self.study.get_trials(deepcopy=False)]
         first = max([num_seeds, *used])
         seeds = range(first, first + fresh_seeds)
         scores = self.fresh_scores(best)
-        missing = [
-            (seed, env) for seed in seeds if seed not in scores for env in self.target_scores
-        ]
+        missing = []
+        for seed in seeds:
+            if seed not in scores:
+                missing += [(seed, env_id) for env_id in self.target_scores]
         failures = self.finish_fresh(best, scores, missing)
         known = [self.aggregate(list(scores[seed].values())) for seed in seeds if seed in scores]
         names = ", ".join(map(str, seeds))
@@ -363,7 +370,7 @@ class Tuner:
         scores: dict[int, dict[str, float]],
         missing: list[tuple[int, str]],
     ) -> list[str]:
-        """Do the missing runs, `workers` at a time; fills `scores`, returns failures."""
+        """Do the missing runs, `workers` at a time; adds to `scores`, returns failures."""
         params = best.user_attrs["params"]
         where = self.folder / f"{self.folder_of(best).name}_fresh"
         waiting = list(missing)
@@ -397,6 +404,7 @@ class Tuner:
         return failures
 
     def command(self, params: Mapping[str, Any], num_seeds: int) -> str:
+        """The command that trains with these settings."""
         words = ["python", self.script, *as_flags(params)]
         if len(self.target_scores) == 1:
             return shlex.join([*words, "--env-id", *self.target_scores])

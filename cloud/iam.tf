@@ -56,7 +56,7 @@ resource "aws_iam_role_policy_attachment" "agent" {
   policy_arn = "arn:aws:iam::aws:policy/service-role/AmazonECSTaskExecutionRolePolicy"
 }
 
-# It reads these secrets and no others.
+# It may read these secrets and no others.
 data "aws_iam_policy_document" "secrets" {
   count = length(var.secret_names) > 0 ? 1 : 0
 

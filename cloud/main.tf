@@ -1,4 +1,4 @@
-# AWS Batch for many runs: per type of machine one queue of ordinary and one of spot instances.
+# AWS Batch for many runs: one queue of on-demand and one of spot instances per instance type.
 
 data "aws_vpc" "default" {
   count   = length(var.subnet_ids) == 0 ? 1 : 0
@@ -29,11 +29,11 @@ locals {
   ]...)
 }
 
-# -- network: out to the world, in from nowhere; the file system only from the machines -----------
+# -- network: outgoing traffic only; the file system is open to the machines only -----------------
 
 resource "aws_security_group" "machines" {
   name_prefix = "${var.name}-machines-"
-  description = "Machines of AWS Batch: no way in"
+  description = "Machines of AWS Batch: no incoming traffic"
   vpc_id      = data.aws_subnet.first.vpc_id
 
   egress {
@@ -84,8 +84,8 @@ resource "aws_batch_job_queue" "this" {
   }
 }
 
-# -- secrets: places for them only. Their values are put there by hand, so no file here, no state
-#    of Terraform's and no job has them: aws secretsmanager put-secret-value ----------------------
+# -- secrets: only their names. Their values are set by hand with `aws secretsmanager
+#    put-secret-value`, so that no file, no Terraform state and no job contains them --------------
 
 resource "aws_secretsmanager_secret" "this" {
   for_each = var.secret_names

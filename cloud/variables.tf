@@ -1,35 +1,35 @@
 variable "region" {
-  description = "AWS region of everything."
+  description = "AWS region."
   type        = string
   default     = "us-east-1"
 }
 
 variable "name" {
-  description = "Prefix of what has no name of its own. Queues are named after their machines."
+  description = "Prefix of all names except those of queues, which are named after their machines."
   type        = string
   default     = "cleanrl"
 }
 
 variable "instance_types" {
-  description = "Machines to offer. Each gets two queues: c5a.large gives c5a-large and c5a-large-spot."
+  description = "Instance types. Each gets two queues: c5a.large gives c5a-large and c5a-large-spot."
   type        = set(string)
   default     = ["c5a.large", "m6gd.medium", "g4dn.xlarge"]
 }
 
 variable "max_vcpus" {
-  description = "CPUs that a queue may use at once. Nothing runs, and nothing is paid, while it is empty."
+  description = "Most CPUs that a queue may use at once. An empty queue runs no machine and costs nothing."
   type        = number
   default     = 256
 }
 
 variable "secret_names" {
-  description = "Variables whose values AWS Secrets Manager keeps and hands to containers."
+  description = "Variables whose values AWS Secrets Manager holds and passes to containers."
   type        = set(string)
   default     = ["WANDB_API_KEY"]
 }
 
 variable "shared_runs" {
-  description = "Make a file system for the runs: a run whose machine is taken away then goes on."
+  description = "Make a file system for the runs, so that a run whose machine is taken away can resume."
   type        = bool
   default     = true
 }

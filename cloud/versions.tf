@@ -3,7 +3,7 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = "~> 5.60" # 6 names some arguments anew
+      version = "~> 5.60" # 6 renames some arguments
     }
   }
 }

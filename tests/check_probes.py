@@ -16,7 +16,7 @@ MOST = 0.5
 
 
 def check(words: list[str]) -> bool:
-    """Run the probes whose names contain one of these words; True if all have their margin."""
+    """Run the probes whose names contain one of these words; True if all have a margin."""
     from probe_cases import CASES, learn_probe
 
     good = True

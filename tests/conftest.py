@@ -1,4 +1,4 @@
-"""Running a script inside the test's own process: quick, and its variables can be looked at."""
+"""Run scripts in the process of the test: fast, and their variables can be inspected."""
 
 import csv
 import os
@@ -19,7 +19,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, *filter(None, [os.environ.ge
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-# what JAX has compiled once it need not compile again
+# JAX compiles each program only once for all tests
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{tempfile.gettempdir()}/cleanrl_jax_cache")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # programs that run for a second need no optimisation: it takes half of the time to compile them
@@ -45,13 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Finished:
-    """A run that has ended: its folder and the script's global variables."""
+    """A finished run: its folder and the script's global variables."""
 
     folder: Path
     variables: dict[str, Any]
 
     def rows(self) -> list[tuple[int, str, float]]:
-        """(step, tag, value) of metrics.csv, without the values that are times."""
+        """(step, tag, value) of metrics.csv, without speeds and times."""
         with open(self.folder / "metrics.csv") as file:
             rows = [(int(r["step"]), r["tag"], float(r["value"])) for r in csv.DictReader(file)]
         return [row for row in rows if not row[1].startswith(("charts/SPS", "episode/t_mean"))]
@@ -61,7 +61,7 @@ class Finished:
         return [row for row in self.rows() if not row[1].startswith("eval/")]
 
     def weights(self) -> dict[str, bytes]:
-        """The arrays of the model file, whatever else it says."""
+        """The arrays of the model file, without its metadata."""
         from safetensors.numpy import load_file
 
         (path,) = self.folder.glob("*.cleanrl_model")
@@ -73,12 +73,12 @@ class Finished:
 
 
 class Killed(BaseException):
-    """Stands for a process that dies between two steps."""
+    """Simulates a process that is killed between two steps."""
 
 
 @pytest.fixture
 def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], None]:
-    """die_at([7, 13]): runs die after these iterations, one run each, before the checkpoint."""
+    """die_at([7, 13]) kills the first run after iteration 7 and the next after 13."""
     from cleanrl_utils.running.run import Run
 
     checkpoint = Run.checkpoint

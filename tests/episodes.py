@@ -1,4 +1,4 @@
-"""Made-up episodes to fill replay memory with, whose every frame is known."""
+"""Artificial episodes with known frames, to fill replay memories."""
 
 from types import SimpleNamespace
 
@@ -13,14 +13,17 @@ FRAMES = Box(0, 2**30, (STACK, 2, 2), np.int32)  # numbers large enough for ever
 
 
 class Episodes:
-    """Vector environments in next-step autoreset whose frames are 1, 2, 3, ... and never the same.
+    """Vector environments in next-step autoreset whose frames are the numbers 1, 2, 3, ...
 
-    It remembers each real transition, with stacks as Gymnasium's FrameStackObservation makes them.
+    It stores each real transition, with stacks as Gymnasium's FrameStackObservation makes them.
     """
 
     def __init__(self, num_envs: int, seed: int = 0, ends: float = 0.2):
-        self.num_envs, self.ends, self.rng = num_envs, ends, np.random.default_rng(seed)
-        self.frame = self.turn = 0
+        self.num_envs = num_envs
+        self.ends = ends
+        self.rng = np.random.default_rng(seed)
+        self.frame = 0
+        self.turn = 0
         self.remembered: list[SimpleNamespace] = []
         self.reset()
 
@@ -33,8 +36,9 @@ class Episodes:
         return self.frame
 
     def step(self) -> tuple[np.ndarray, ...]:
-        """One turn, in the order that `add` takes it."""
-        obs, real = np.array(self.stacks), ~self.ended
+        """Step all environments; returns the arguments of `add`."""
+        obs = np.array(self.stacks)
+        real = ~self.ended
         for i, stack in enumerate(self.stacks):
             frame = self.new_frame()
             self.stacks[i] = [frame] * STACK if self.ended[i] else [*stack[1:], frame]
@@ -56,7 +60,7 @@ def pictures(stacks: np.ndarray) -> np.ndarray:
 
 
 def everything(buffer: ReplayBuffer | FrameReplayBuffer) -> Batch:
-    """All that `sample` can return, each once."""
+    """A batch with every transition that `sample` can return, each once."""
     size = len(buffer)
     buffer._draw = lambda batch_size, limit: torch.arange(int(limit))
     try:

@@ -1,4 +1,4 @@
-"""Folders of runs that were never trained, for the tools that read runs."""
+"""Folders of artificial runs, for tests of the tools that read runs."""
 
 import json
 import zlib
@@ -26,7 +26,7 @@ def make_run(
     code: str = "",
     **settings: Any,
 ) -> Path:
-    """The folder of a run that was never trained; it ends at about `level`."""
+    """Write the folder of an artificial run whose final return is about `level`."""
     folder = where / (name or f"{env_id}__{exp_name}__{seed}__{'-'.join(tags) or commit[:3]}")
     random = np.random.default_rng(zlib.crc32(f"{where.name}/{folder.name}".encode()))
     folder.mkdir(parents=True)

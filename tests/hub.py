@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub: the few requests that upload and download need."""
+"""A fake Hugging Face hub with the requests that upload and download need."""
 
 import base64
 import hashlib
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
 def command(
     module: str, flags: str, hub: Hub | str, cwd: Path, token: str = "dummy"
 ) -> subprocess.CompletedProcess:
-    """The client reads its settings when it is imported, so every command is a process."""
+    """Run a command as a process, because the client reads its settings on import."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub if isinstance(hub, str) else hub.url}
     environment |= {

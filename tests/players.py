@@ -1,4 +1,4 @@
-"""Games for two whose values are known, as PettingZoo would have them: `--env-id players:Which`."""
+"""Two-player games with known values and PettingZoo's interface: `--env-id players:Which`."""
 
 import gymnasium as gym
 import numpy as np
@@ -7,7 +7,7 @@ PLAYERS = ["first_0", "second_0"]
 
 
 class Which:
-    """A step, and all see the same: the first one's best action is 0, the second one's is 1."""
+    """One step; both see the same. The first player's best action is 0, the second's is 1."""
 
     length = 1
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -55,7 +55,7 @@ class Which:
 
 
 class Endless(Which):
-    """Reward 1 for the first one and -1 for the second one, cut off every 5 steps."""
+    """Reward 1 for the first player and -1 for the second, truncated after 5 steps."""
 
     def see(self) -> dict[str, np.ndarray]:
         return dict.fromkeys(PLAYERS, np.full((84, 84, 3), 100, np.uint8))
@@ -68,7 +68,7 @@ class Endless(Which):
 
 
 class Survivor(Which):
-    """The first one is dead after 2 steps, the second one after 4; reward 3 for each step alive."""
+    """The first player dies after 2 steps, the second after 4; reward 3 per step alive."""
 
     def rewards(self, actions: dict[str, int]) -> dict[str, float]:
         return dict.fromkeys(actions, 3)

@@ -1,4 +1,4 @@
-"""Probe environments that each script of tests/table.py learns, and how near it comes."""
+"""Probe environments for each script of tests/table.py, and the errors of what it learns."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ ACTION_TOLERANCE = 0.3  # of continuous actions
 
 
 def observations(script: Script, cues: list[float]) -> np.ndarray:
-    """What the agent sees when the probe shows these cues."""
+    """The agent's observations of these cues."""
     from cleanrl_utils.running.evaluation import import_script
 
     make_env = import_script(script.name).make_env
@@ -38,13 +38,13 @@ def observations(script: Script, cues: list[float]) -> np.ndarray:
 
 
 def tolerance_used(script: Script, probe: str, variables: dict[str, Any]) -> float:
-    """The largest error as a share of what is allowed; infinite for a wrong discrete action."""
+    """The largest error as a fraction of the tolerance; infinite for a wrong discrete action."""
     cues = CUES.get(probe, [1])
     obs = observations(script, cues)
     shares = []
     if script.values is not None:
         wanted = np.array(VALUES[probe])
-        # what is worth 10 may be off by ten times as much
+        # relative above 1: a value of 10 may be off by ten times as much
         allowed = script.tolerance * np.maximum(np.abs(wanted), 1)
         shares.append(np.abs(script.values(variables, obs) - wanted) / allowed)
     if probe in ("Action", "Both") and script.acts is not None:
@@ -58,7 +58,7 @@ def tolerance_used(script: Script, probe: str, variables: dict[str, Any]) -> flo
 
 
 def learn_probe(script: Script, probe: str, seed: int = 1) -> float:
-    """Train in the current folder; returns the share of the tolerance that was used."""
+    """Train on a probe in the current folder; returns the largest error / tolerance."""
     env_id = f"probes:Probe{probe}{script.probe_suffix}-v0"
     flags = f"--env-id {env_id} --gamma {GAMMA} --seed {seed} --checkpoints 0 {script.probe}"
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
-"""Environments whose values are known: an algorithm that is right finds them in seconds.
+"""Probe environments with known values, which a correct algorithm learns in seconds.
 
 Ids: ProbeConstant-v0 and so on; with a suffix for continuous actions (ProbeConstantContinuous-v0)
-or 84x84 pictures (ProbeConstantPixels-v0). Scripts take them as `--env-id probes:ProbeConstant-v0`.
+or 84x84 images (ProbeConstantPixels-v0). Scripts take them as `--env-id probes:ProbeConstant-v0`.
 """
 
 from typing import Any
@@ -12,9 +12,12 @@ import numpy as np
 GAMMA = 0.9  # the probes' discount; tests pass --gamma 0.9
 
 
-def picture(cue: float) -> np.ndarray:
-    """-1 is brighter on the left, 1 on the right. A network that starts without biases could not
-    tell a dark picture from a bright one: its outputs are the same but for a factor."""
+def image(cue: float) -> np.ndarray:
+    """Bright on the left for -1, on the right for 1.
+
+    A ReLU network that starts without biases hardly tells a dark image from a bright one: its
+    outputs differ by a factor only.
+    """
     both = np.empty((84, 84, 3), np.uint8)
     both[:, :42] = 127.5 - 127.5 * cue
     both[:, 42:] = 127.5 + 127.5 * cue
@@ -22,8 +25,10 @@ def picture(cue: float) -> np.ndarray:
 
 
 class Probe(gym.Env):
-    """An episode of at most `length` steps; the cue in the observation is -1, 0 or 1. It is 1 where
-    there is nothing to see: of zeros a network whose biases are zero learns little."""
+    """An episode of at most `length` steps; the observation is a cue of -1, 0 or 1.
+
+    Without information the cue is 1: from zeros a network with zero biases learns little.
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     length = 1
@@ -31,11 +36,9 @@ class Probe(gym.Env):
     def __init__(
         self, actions: str = "discrete", pixels: bool = False, render_mode: str | None = None
     ):
-        self.continuous, self.pixels, self.render_mode = (
-            actions == "continuous",
-            pixels,
-            render_mode,
-        )
+        self.continuous = actions == "continuous"
+        self.pixels = pixels
+        self.render_mode = render_mode
         if self.continuous:
             self.action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
         else:
@@ -49,7 +52,7 @@ class Probe(gym.Env):
         return 1.0
 
     def reward(self, action: float) -> float:
-        """`action` is -1 or 1 for discrete actions, the number itself for continuous ones."""
+        """The reward; discrete actions are given as -1 and 1, continuous ones as they are."""
         raise NotImplementedError
 
     def ends(self) -> tuple[bool, bool]:
@@ -57,7 +60,7 @@ class Probe(gym.Env):
 
     def observe(self) -> np.ndarray:
         if self.pixels:
-            return picture(self.cue())
+            return image(self.cue())
         return np.array([self.cue()], np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
@@ -77,14 +80,14 @@ class Probe(gym.Env):
 
 
 class Constant(Probe):
-    """Reward 1, then the end: the value is 1."""
+    """One step with reward 1: the value is 1."""
 
     def reward(self, action: float) -> float:
         return 1.0
 
 
 class Cue(Probe):
-    """The observation is the reward: the value is the observation."""
+    """The reward is the cue: the value is the cue."""
 
     def cue(self) -> float:
         return self.sign
@@ -94,7 +97,7 @@ class Cue(Probe):
 
 
 class Discount(Probe):
-    """Two steps, reward 1 at the end: gamma at the first observation (-1), 1 at the second (1)."""
+    """Reward 1 after two steps: the values are gamma at the first cue (-1), 1 at the second (1)."""
 
     length = 2
 
@@ -106,14 +109,14 @@ class Discount(Probe):
 
 
 class Action(Probe):
-    """Only the action matters: 1 is best, and worth 1."""
+    """The reward depends on the action: the best one is 1, with value 1."""
 
     def reward(self, action: float) -> float:
         return 1 - (action - 1) ** 2
 
 
 class Both(Probe):
-    """The best action is the cue, and worth 1."""
+    """The reward depends on cue and action: the best action is the cue, with value 1."""
 
     def cue(self) -> float:
         return self.sign
@@ -123,7 +126,7 @@ class Both(Probe):
 
 
 class Truncation(Probe):
-    """Reward 1 for ever, cut off every 5 steps: the value is 1 / (1 - gamma) = 10, not 4.1."""
+    """Reward 1 per step, truncated after 5 steps: the value is 1 / (1 - gamma) = 10, not 4.1."""
 
     length = 5
 
@@ -135,8 +138,10 @@ class Truncation(Probe):
 
 
 class Memory(Probe):
-    """The cue shows only at the first of five steps (four frames are no memory of it); the last
-    action must repeat it. Pictures are black, white or gray all over."""
+    """The last of five actions must repeat the cue of the first step.
+
+    A stack of four frames no longer contains it. Images are black, white or gray all over.
+    """
 
     length = 5
 
@@ -153,8 +158,10 @@ class Memory(Probe):
 
 
 class Streak(Probe):
-    """Five actions must repeat a cue that changes every time, then comes a reward of 1; a mistake
-    is the end. Chance succeeds once in 32 episodes; the values have to travel back five steps."""
+    """Reward 1 after five actions that repeat a changing cue; a mistake ends the episode.
+
+    Random actions succeed in one of 32 episodes, and values must propagate over five steps.
+    """
 
     length = 5
 
@@ -171,7 +178,7 @@ class Streak(Probe):
 
 
 class Lengths(Probe):
-    """Reward 1 a step; half of the episodes take 20 steps and half 400."""
+    """Reward 1 per step; half of the episodes have 20 steps, the others 400."""
 
     def reward(self, action: float) -> float:
         return 1.0
@@ -181,7 +188,7 @@ class Lengths(Probe):
 
 
 class Odd(Both):
-    """Both, in spaces that scripts may not expect."""
+    """The probe Both with unusual spaces."""
 
     def __init__(self, actions: gym.Space, dtype: Any = np.uint8, render_mode: str | None = None):
         continuous = isinstance(actions, gym.spaces.Box)
@@ -215,13 +222,13 @@ for probe in PROBES:
 
 
 def see_each_picture_once(monkeypatch: Any) -> None:
-    """Most pictures of a batch are the same: networks compute each of them only once."""
+    """Most images of a batch are the same: networks compute each of them only once."""
     from torch import Tensor, nn
 
     forward = nn.Sequential.forward
 
     def once(self: nn.Sequential, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[1] > 4:  # no stack of frames: a layer of the network's
+        if x.ndim != 4 or x.shape[1] > 4:  # not a stack of frames: an inner layer
             return forward(self, x)
         colours = x[:, :, 0, [0, -1]].flatten(1).numpy()  # of both halves, in all frames
         _, first, inverse = np.unique(colours, axis=0, return_index=True, return_inverse=True)

@@ -25,14 +25,14 @@ PPO_TAGS = [
 
 @dataclass
 class Script:
-    """`values` and `acts` look into the script's global variables after training."""
+    """A script and how to test it; `values` and `acts` read its global variables after training."""
 
     name: str
     env_id: str
     quick: str  # flags of a run that takes gradient steps within seconds
     tags: list[str]  # metrics that such a run must have logged
-    probe: str = ""  # flags with which it learns a probe environment
-    no_probe: str = ""  # why it has none here
+    probe: str = ""  # flags to learn a probe environment
+    no_probe: str = ""  # why it has no probe
     probe_suffix: str = ""  # Continuous or Pixels
     probes: list[str] = field(
         default_factory=lambda: ["Constant", "Cue", "Discount", "Action", "Both", "Truncation"]
@@ -45,7 +45,7 @@ class Script:
     replays: bool = True  # its environments can be saved: checkpoints change nothing
     checkpoints: int = 3  # of the run that is killed and resumed
     discrete: bool = True
-    prepare: Callable[[str], None] = lambda env_id: None  # what a run on it needs to be there
+    prepare: Callable[[str], None] = lambda env_id: None  # makes files that a run needs
 
     def __str__(self) -> str:
         return self.name
@@ -81,7 +81,7 @@ C51_PROBE = "--v-min -20 --v-max 20 --n-atoms 41"
 
 
 def unscaled_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """The critic's values of scaled rewards, on the scale of the real ones."""
+    """The critic's values, scaled back to the original rewards."""
     scale = float(variables["return_stats"].std)
     return scale * torch_call(variables["agent"].get_value, obs)
 
@@ -100,8 +100,9 @@ PROCGEN_NEEDS = ["envpool", "envpool.procgen.procgen_envpool"]  # the second nee
 
 
 def lstm_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """Of first observations."""
-    agent, first = variables["agent"], np.ones(len(obs), bool)
+    """Values of the first observations of episodes."""
+    agent = variables["agent"]
+    first = np.ones(len(obs), bool)
 
     def value(obs: Any) -> Any:
         _, state = agent.act(obs, agent.initial_state(len(obs)), obs.new_tensor(first).bool())
@@ -111,7 +112,7 @@ def lstm_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 
 def trxl_of(variables: dict[str, Any], obs: np.ndarray, what: Callable) -> np.ndarray:
-    """`what` of the actions and hidden states of first observations."""
+    """`what` of the actions and hidden states for the first observations of episodes."""
     agent = variables["agent"]
     step = lambda obs: agent.step(obs, *agent.initial_state(len(obs)), greedy=True)[:2]  # noqa: E731
     return torch_call(lambda obs: what(agent, *step(obs)), obs)
@@ -129,7 +130,7 @@ OFF_POLICY_PROBE = (
 
 
 def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """Of what a continuous policy would do: the smaller one of two critics."""
+    """Values of the policy's actions; with two critics, the smaller one."""
     agent = variables["agent"]
 
     def value(obs: Any) -> Any:
@@ -141,12 +142,12 @@ def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 
 def jax_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """Greedy ones of a policy in JAX."""
+    """Greedy actions of a JAX policy."""
     return variables["agent"].act(obs)
 
 
 def jax_critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """As critic_values."""
+    """critic_values for JAX."""
     state = variables["training"].state
     critics = state.critics if hasattr(state, "critics") else state.critic
     values = np.asarray(critics.apply_fn(critics.params, obs, jax_actions(variables, obs)))
@@ -154,14 +155,14 @@ def jax_critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
 
 
 def jax_q_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
-    """Of the best actions."""
+    """Q-values of the best actions."""
     agent = variables["agent"]
     method = "q_values" if hasattr(agent.network, "q_values") else "__call__"
     return np.asarray(agent.network.apply(agent.params, obs, method=method)).max(1)
 
 
 def untrained_teacher(name: str, env_id: str) -> None:
-    """A model of dqn_atari or dqn_atari_jax, always the same, as teacher.cleanrl_model."""
+    """Write an untrained model of dqn_atari or dqn_atari_jax, always the same, as a teacher."""
     import gymnasium as gym
     import torch
 
@@ -547,6 +548,14 @@ SCRIPTS = [
         env_id="CartPole-v1",
         quick="--total-timesteps 4096 --num-steps 64",
         tags=PPO_TAGS,
+        needs=["gymnax"],
+    ),
+    Script(
+        name="pqn_jax",
+        no_probe="gymnax's environments; probes of its own are in tests/test_pqn_jax.py",
+        env_id="CartPole-v1",
+        quick="--total-timesteps 4096 --num-envs 4 --num-steps 64 --num-minibatches 4",
+        tags=["charts/learning_rate", "charts/epsilon", *DQN_TAGS],
         needs=["gymnax"],
     ),
     Script(

@@ -24,14 +24,14 @@ NOOP, FIRE = 0, 1
 
 
 def game(env_id: str = BREAKOUT, max_frames: int = 108_000, **options: Any) -> gym.Env:
-    """A game with statistics; `max_frames` truncates it exactly where a test wants it to end."""
+    """Make a game with episode statistics; `max_frames` truncates it."""
     options = {"frameskip": 1, "max_num_frames_per_episode": max_frames, **options}
     return gym.wrappers.RecordEpisodeStatistics(gym.make(env_id, **options))
 
 
 @cache
 def frames_of_first_life() -> int:
-    """Steps, each of them FIRE, until Breakout's first life is lost (the game is deterministic)."""
+    """The number of FIRE steps until Breakout's first life is lost (the game is deterministic)."""
     env = EpisodicLife(game())
     env.reset(seed=0)
     steps, terminated = 0, False
@@ -64,7 +64,7 @@ def test_noop_reset_survives_the_end_of_a_game() -> None:
 @pytest.mark.parametrize("env_id", [BREAKOUT, PONG])
 @pytest.mark.parametrize("end", [101, 102, 103, 104])
 def test_max_and_skip_shows_the_last_frames_only(env_id: str, end: int) -> None:
-    """The game ends on each of the four frames of a skip; what is shown is always its own."""
+    """The game ends on each of the four frames of a skip: no frame of an earlier step is shown."""
     plain, env = game(env_id, end), MaxAndSkip(game(env_id, end))
     plain.reset(seed=3)
     env.reset(seed=3)
@@ -155,7 +155,7 @@ def test_episodic_life_survives_a_game_that_ends_in_the_idle_step() -> None:
 
 
 def test_episodic_life_leaves_the_last_life_to_the_game() -> None:
-    """At 0 lives the game may go on for some frames: only its own end counts then."""
+    """At 0 lives the game may continue for some frames: only its own end counts."""
 
     class Countdown(gym.Wrapper):
         lives = iter([3, 3, 2, 2, 1, 1, 0, 0])
@@ -171,7 +171,7 @@ def test_episodic_life_leaves_the_last_life_to_the_game() -> None:
 
 
 def test_episodic_life_without_lives() -> None:
-    """Pong counts no lives: its points must not end an episode."""
+    """Pong has no lives: a lost point must not end an episode."""
     env = EpisodicLife(MaxAndSkip(game(PONG)))
     env.reset(seed=0)
     points, done = 0.0, False
@@ -183,7 +183,7 @@ def test_episodic_life_without_lives() -> None:
 
 
 def test_fire_reset_starts_the_game() -> None:
-    """Idle from there on, the ball falls and a life is lost; without FIRE nothing ever moves."""
+    """After the reset the ball is in play: no-ops lose a life; without FIRE nothing moves."""
     for wrapper, lives in ((FireReset, 4), (EpisodicLife, 5)):
         env = wrapper(EpisodicLife(game()))
         env.reset(seed=0)
@@ -278,4 +278,4 @@ def test_chain_in_vector_environments(env_id: str) -> None:
 def test_what_shows_no_pictures_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput) as error:
         Grayscale(gym.make("CartPole-v1"))
-    assert "--env-id CartPole-v1" in error.value.message and "pictures" in error.value.message
+    assert "--env-id CartPole-v1" in error.value.message and "images" in error.value.message

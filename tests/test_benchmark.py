@@ -1,4 +1,4 @@
-"""The benchmark tool on real runs: failures, retries, what is missing, and each of its backends."""
+"""The benchmark tool on real runs: failures, retries, missing runs, and each backend."""
 
 import json
 import os
@@ -66,13 +66,13 @@ def test_a_crash_is_reported_a_kill_is_survived_and_a_second_call_does_the_rest(
 
     mended = call(*flags, cwd=tmp_path, **env, FAULTY_AFTER="100000")
     assert mended.returncode == 0, mended.stdout + mended.stderr
-    assert "2 of 3 runs are finished already" in mended.stdout
+    assert "2 of 3 runs are already finished" in mended.stdout
     assert "Crash-v0__ppo__1 finished" in mended.stdout and "CartPole-v1__ppo__1 starts" not in (
         mended.stdout
     )
     assert set(runs) < set(finished_runs(tmp_path)) and len(finished_runs(tmp_path)) == 3
     nothing = call(*flags, cwd=tmp_path, **env)
-    assert nothing.returncode == 0 and "3 of 3 runs are finished already" in nothing.stdout
+    assert nothing.returncode == 0 and "3 of 3 runs are already finished" in nothing.stdout
 
 
 def test_a_killed_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_options_of_slurm_are_taken_as_they_are(words: list[str]) -> None:
 def test_a_number_too_many_is_right_for_slurm_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Of three runs, two by two, the last array element has one."""
+    """Three runs, two per array element: the last element has one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     monkeypatch.setenv("SLURM_PROCID", "1")
@@ -187,8 +187,8 @@ def test_one_threads_each_and_gpus_are_spread() -> None:
 
 def test_jax_runs_that_share_a_gpu_share_its_memory() -> None:
     args = benchmark.BenchmarkArgs(workers=3)
-    assert local.sharing(args, []) == local.sharing(args, ["0", "1", "2"]) == 1
-    assert local.sharing(args, ["0"]) == 3 and local.sharing(args, ["0", "1"]) == 2
+    assert local.runs_per_gpu(args, []) == local.runs_per_gpu(args, ["0", "1", "2"]) == 1
+    assert local.runs_per_gpu(args, ["0"]) == 3 and local.runs_per_gpu(args, ["0", "1"]) == 2
     name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
     assert local.gpu_memory(1, {}) == {}
     shared = local.gpu_memory(3, {})
@@ -226,7 +226,7 @@ def test_a_run_that_cannot_be_continued_begins_anew(
     assert (home / "folder").exists()
     assert benchmark.main([*flags, "python x.py crash"]) == 1  # refused, anew, and crashed again
     said = capsys.readouterr().out
-    assert "x__1 goes on" in said and "tried again from the start" in said and "x__1 starts" in said
+    assert "x__1 resumes" in said and "tried again from the start" in said and "x__1 starts" in said
 
 
 COUNTS = """
@@ -248,7 +248,7 @@ if "crash" in sys.argv:
 def test_a_result_belongs_to_the_code_that_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """For a script that no repository knows, and for a module beside it."""
+    """For a script outside of any repository, and for a module beside it."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "elsewhere" / "x.py"
     helper = script.with_name("helper.py")
@@ -265,25 +265,25 @@ def test_a_result_belongs_to_the_code_that_made_it(
     (script.parent / "unrelated.py").write_text("x = 1\n")
     helper.write_text('"""Says more."""\n\nSCORE = 1.0  # a comment\n')
     assert benchmark.main(flags) == 0
-    assert "2 of 2 runs are finished already" in capsys.readouterr().out
+    assert "2 of 2 runs are already finished" in capsys.readouterr().out
 
     helper.write_text("SCORE = 2.0\n")
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "2 of 2 runs made by other code: run anew (x__1, x__2; the old: runs/run" in said
+    assert "2 of 2 runs made by other code: run again (x__1, x__2; old runs: runs/run" in said
     assert "x: return 2.0 ± 0.0 over 2 seeds" in said
     assert len(finished_runs(tmp_path)) == 4, "old runs stay"
 
     script.write_text(COUNTS + "print('more')\n")
     assert benchmark.main(flags) == 0
-    assert "made by other code: run anew" in capsys.readouterr().out
+    assert "made by other code: run again" in capsys.readouterr().out
     assert benchmark.main(flags) == 0
-    assert "2 of 2 runs are finished already" in capsys.readouterr().out
+    assert "2 of 2 runs are already finished" in capsys.readouterr().out
 
     script.write_text(COUNTS)  # the results of this code are still there
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "2 of 2 runs are finished already" in said and "return 2.0" in said
+    assert "2 of 2 runs are already finished" in said and "return 2.0" in said
 
 
 def test_a_run_of_other_code_is_not_resumed(
@@ -297,12 +297,12 @@ def test_a_run_of_other_code_is_not_resumed(
     flags += ["--command", "python x.py crash"]
     assert benchmark.main(flags) == 1
     assert benchmark.main(flags) == 1
-    assert "x__1 goes on" in capsys.readouterr().out
+    assert "x__1 resumes" in capsys.readouterr().out
     script.write_text(COUNTS.replace("sys.exit(1)", "pass"))
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "1 of 1 runs made by other code: run anew (x__1; the old: runs/run0)" in said
-    assert "x__1 starts" in said and "goes on" not in said
+    assert "1 of 1 runs made by other code: run again (x__1; old runs: runs/run0)" in said
+    assert "x__1 starts" in said and "resumes" not in said
 
 
 def test_a_run_that_takes_too_long_is_ended_and_one_that_hangs_is_named(
@@ -319,7 +319,10 @@ def test_a_run_that_takes_too_long_is_ended_and_one_that_hangs_is_named(
     assert benchmark.main([*flags, "--timeout", "0.04"]) == 1
     assert time.monotonic() - began < 20
     said = capsys.readouterr()
-    assert said.out.count("x__1 hangs? nothing new for") == 1 and "--timeout MINUTES" in said.out
+    assert (
+        said.out.count("x__1 hangs? no output and no metrics for") == 1
+        and "--timeout MINUTES" in said.out
+    )
     assert "x__1 FAILED: ended after 0.04 minutes (--timeout)" in said.out
     assert said.out.count("starts") == 1 and "1 of 1 runs failed: x__1" in said.err
     with pytest.raises(SystemExit):
@@ -355,7 +358,7 @@ def test_a_mistake_in_the_command_is_not_tried_again(
 
 
 def test_a_job_is_never_run_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock belongs to the process itself: it outlives whoever started it."""
+    """The process itself holds its lock, also after the tool that started it has died."""
     monkeypatch.chdir(tmp_path)
     job = Job(Command("sleep 30"), None, 1)
     lock = job.claim()
@@ -423,7 +426,7 @@ def test_a_ray_cluster_that_is_not_there_is_one_line(
     flags = ["--command", PPO, "--workers", "1", "--backend", "ray", "--ray-address", address]
     with pytest.raises(SystemExit) as stop:
         benchmark.main(flags)
-    assert stop.value.code == 2 and "nobody answers there" in capsys.readouterr().err
+    assert stop.value.code == 2 and "no answer" in capsys.readouterr().err
 
 
 # -- Slurm ----------------------------------------------------------------------------------------
@@ -463,7 +466,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Slurm of one node, with an authentication daemon of its own."""
+    """A Slurm cluster of one node, with its own authentication daemon."""
     programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
     missing = [name for name in programs if not shutil.which(name)]
     if missing or os.geteuid() != 0:
@@ -523,7 +526,7 @@ def test_slurm_array_a_requeued_run_goes_on(slurm: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     waited = call(*flags, "--wait", cwd=tmp_path)
     said = waited.stdout + waited.stderr
-    assert "runs are in the queue already" in said
+    assert "runs are already in the queue" in said
     assert waited.returncode == 1, said
     assert "1 of 2 runs failed: Crash-v0__ppo__1" in waited.stderr, said
     log = the_log(tmp_path, "CartPole-v1__ppo__1")

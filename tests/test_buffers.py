@@ -13,7 +13,7 @@ from episodes import FRAMES, STACK, Episodes, everything, pictures
 from gymnasium.spaces import Box, Discrete
 
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.replay import buffers
+from cleanrl_utils.replay import free_memory
 from cleanrl_utils.replay.buffers import (
     Batch,
     FrameReplayBuffer,
@@ -51,8 +51,8 @@ def assert_same(got: Batch, want: Batch) -> None:
 
 def as_on_gpu(buffer: ReplayBuffer | FrameReplayBuffer) -> None:
     """Let it work on tensors with static shapes, as on the GPU, instead of on NumPy views."""
-    lanes = torch.arange(buffer.num_envs)
-    buffer.at = SimpleNamespace(**buffer.tensors, **buffer.pages, lanes=lanes)
+    numbers = torch.arange(buffer.num_envs)
+    buffer.arrays = SimpleNamespace(**buffer.tensors, **buffer.staged, env_numbers=numbers)
     buffer.on_cpu = False
     buffer.load_state_dict({name: x.clone() for name, x in buffer.state_dict().items()})
 
@@ -90,22 +90,6 @@ def test_stacks_are_those_of_the_environments(num_envs: int, capacity: int, on_g
             assert_same(everything(buffer), expected(kept, pictures))
             truncated += sum(e.truncated for e in kept)
     assert truncated  # whose next_obs so was their own last observation, not the next episode's
-
-
-def test_environments_reset_by_hand() -> None:
-    """At a checkpoint all environments start anew; what they showed last is not overwritten."""
-    buffer, episodes = FrameReplayBuffer(90, FRAMES, CONTROL, 3), Episodes(3)
-    for turns in (1, 4, 2, 7, 6):
-        fill(buffer, episodes, turns)
-        episodes.reset()
-        episodes.turn += 1
-        buffer.cut()
-    fill(buffer, episodes, 1)
-    assert len(buffer) == len(episodes.remembered)
-    assert_same(everything(buffer), expected(episodes.remembered, pictures))
-    fill(buffer, episodes, 12)  # around the ring: an empty turn makes room like any other
-    kept = [e for e in episodes.remembered if e.turn >= episodes.turn - 30 + STACK]
-    assert_same(everything(buffer), expected(kept, pictures))
 
 
 @pytest.mark.parametrize("kind,space", [(ReplayBuffer, VECTOR), (FrameReplayBuffer, FRAMES)])
@@ -205,7 +189,7 @@ def test_too_little_memory_is_said_at_once(
     assert error.value.code == 2
     message = capsys.readouterr().err.strip()
     assert "--buffer-size" in message and "--buffer-device" in message and "\n" not in message
-    monkeypatch.setattr(buffers, "free_memory", lambda device: 2**30)
+    monkeypatch.setattr(free_memory, "free_memory", lambda device: 2**30)
     with pytest.raises(BadInput):
         FrameReplayBuffer(1_000_000, Box(0, 255, (4, 84, 84), np.uint8), Discrete(4))
     size = int(capsys.readouterr().err.split("at most ")[1].split(",")[0])
@@ -215,15 +199,15 @@ def test_too_little_memory_is_said_at_once(
 
 def test_free_memory_of_machine_and_container(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, files = torch.device("cpu"), {"/proc/meminfo": 8 * 2**20}
-    monkeypatch.setattr(buffers, "_number", lambda path, name="": files.get(path))
-    assert buffers.free_memory(cpu) == 8 * 2**30
+    monkeypatch.setattr(free_memory, "_number", lambda path, name="": files.get(path))
+    assert free_memory.free_memory(cpu) == 8 * 2**30
     files |= {"/sys/fs/cgroup/memory.max": 3 * 2**30, "/sys/fs/cgroup/memory.stat": 2**30}
-    assert buffers.free_memory(cpu) == 2 * 2**30
+    assert free_memory.free_memory(cpu) == 2 * 2**30
     files.clear()
-    assert buffers.free_memory(cpu) > 0  # a system without these files
+    assert free_memory.free_memory(cpu) > 0  # a system without these files
     monkeypatch.undo()
     if sys.platform == "linux":
-        assert 2**20 < buffers.free_memory(cpu) < 2**50
+        assert 2**20 < free_memory.free_memory(cpu) < 2**50
 
 
 def test_a_million_atari_steps_take_less_than_8_gib() -> None:

@@ -1,4 +1,4 @@
-"""AWS Batch against moto's stand-in for it; the image and the Terraform files as far as they go."""
+"""AWS Batch against moto's simulation of it; the Dockerfile and the Terraform files."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ PASSED = ["--secrets", f"WANDB_API_KEY={SECRET}", "--execution-role", ROLE]
 
 @pytest.fixture
 def batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of a Batch with one queue, in this process only."""
+    """A client of a simulated Batch with one queue, in this process."""
     boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "testing")
@@ -49,7 +49,7 @@ def batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def submitted(client: Any) -> list[dict[str, Any]]:
-    """All jobs of the queue that are no element of an array."""
+    """All jobs of the queue, without the elements of arrays."""
     found = []
     for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED"):
         rows = client.list_jobs(jobQueue="c5a-large-spot", jobStatus=status)["jobSummaryList"]
@@ -128,7 +128,7 @@ def test_what_aws_refuses_is_one_line_and_a_failure(batch: Any) -> None:
 
 
 def test_the_benchmark_submits_an_array_whose_elements_run(batch: Any, tmp_path: Path) -> None:
-    """The command that AWS would run in the container is run here, as element 1 of the array."""
+    """Run the container's command on this machine, as element 1 of the array."""
     flags = ["--env-ids", "CartPole-v1", "Acrobot-v1", "--num-seeds", "2", "--workers", "4"]
     flags += ["--command", "python cleanrl/ppo.py --cuda False --total-timesteps 512"]
     assert (
@@ -201,7 +201,7 @@ def test_dockerfile_copies_what_there_is_and_holds_no_secret() -> None:
 
 
 def test_every_extra_can_be_in_the_image(tmp_path: Path) -> None:
-    """The step that installs is run with a stand-in for Python, which writes down its commands."""
+    """Run the installation step with a fake Python that records its commands."""
     text = (ROOT / "Dockerfile").read_text()
     (step,) = re.findall(r"^RUN (mkdir cleanrl (?:.*\\\n)*.*)", text, re.M)
     (default,) = re.findall(r'^ARG EXTRAS="(.*)"', text, re.M)
@@ -234,7 +234,7 @@ def test_every_extra_can_be_in_the_image(tmp_path: Path) -> None:
 
 
 def test_terraform_files() -> None:
-    """Formatted, and the flags they print are flags of the tools."""
+    """The files are formatted, and the flags that they print are flags of the tools."""
     text = (ROOT / "cloud/outputs.tf").read_text()
     known = {field.name for field in dataclasses.fields(submit_exp.BatchArgs)}
     printed = re.findall(r'"--([a-z-]+)"', text)

@@ -1,4 +1,4 @@
-"""EnvPool's environments as a vector environment, stepped by a pool that says what EnvPool says."""
+"""EnvPool's environments as a vector environment, with a fake pool that behaves like EnvPool."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LIMIT = 3  # steps of a game
 
 
 class ScriptedPool:
-    """Three games: one is over exactly at the time limit, one runs into it, one ends before."""
+    """Three games: one ends exactly at the time limit, one is truncated, one ends earlier."""
 
     single_observation_space = gym.spaces.Box(0, 1, (1,))
     single_action_space = gym.spaces.Discrete(2)

@@ -105,7 +105,7 @@ def test_a_run_whose_environment_fails_keeps_its_checkpoint(name: str, train, ca
     line = only_line(capfd.readouterr().err)
     (folder,) = Path("runs").iterdir()
     assert stop.value.code == 1 and FAULTS[name] in line
-    assert line.endswith(f"go on from the last good checkpoint: python {script_in(line)} {folder}")
+    assert line.endswith(f"resume from the last checkpoint: python {script_in(line)} {folder}")
     assert checkpoint.load(folder / "checkpoint.safetensors")[0]["step"] >= 64
 
 
@@ -312,7 +312,7 @@ def test_a_full_disk_is_one_line(what: str, train, monkeypatch, capfd) -> None:
     monkeypatch.setattr(WRITERS[what], full)
     line = stopped(train, capfd)
     assert "No space left on device" in line
-    assert ("go on from the last good checkpoint" in line) == (what == "the end")
+    assert ("resume from the last checkpoint" in line) == (what == "the end")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The module that knows the run folder, and that nothing else does."""
+"""The module of the run folder: no other module opens its files."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Sharing models, against a server that speaks the hub's API."""
+"""Uploads and downloads of models, against a fake hub."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with an untrained model: fast to make, and it plays as well as any other."""
+    """A run with an untrained model, which is fast to make."""
     folder = tmp_path / "runs" / f"{ENV_ID}__ppo__3__1700000000"
     folder.mkdir(parents=True)
     args = ppo.Args(exp_name="ppo", env_id=ENV_ID, seed=3, cuda=False, save_model=True)
@@ -125,7 +125,7 @@ def test_a_module_that_a_model_of_the_hub_names_is_not_imported(
     (tmp_path / "evilmod.py").write_text("open('imported', 'w').close()\n")
     hub.repositories["x/y"] = {"ppo.cleanrl_model": (run / "ppo.cleanrl_model").read_bytes()}
     done = command("enjoy", "--hf-repository x/y", hub, tmp_path)
-    assert done.returncode == 2 and "name it: --env-id evilmod:X-v0" in done.stderr
+    assert done.returncode == 2 and "add --env-id evilmod:X-v0" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "imported").exists()
 
 
@@ -138,7 +138,7 @@ def test_a_training_shares_its_model_when_it_ends(hub: Hub, tmp_path: Path) -> N
     assert files["ppo.cleanrl_model"] == (run / "ppo.cleanrl_model").read_bytes()
     played = json.loads((run / "finished.json").read_text())["eval_returns"]
     assert f"**{sum(played) / 2:.2f}** (standard deviation " in files["README.md"].decode()
-    # without a hub nothing is lost: the run is whole, and the command to share it later is said
+    # without a hub the run is complete, and the command that uploads it later is printed
     done = command("cleanrl/ppo.py", f"{flags} --upload-model", "http://127.0.0.1:9", tmp_path)
     assert "cleanrl_utils.huggingface" in done.stderr
     assert len(list((tmp_path / "runs").glob("*/finished.json"))) == 2

@@ -1,4 +1,4 @@
-"""Environments on the GPU for torch: their resets, and whose they are."""
+"""Environments on the GPU for torch: resets, and the choice of the package."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from cleanrl_utils.running import checkpoint
 
 
 class Clock:
-    """The observation is the time, plus the hundred that an episode started from."""
+    """The observation is the time, plus a hundred per episode."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -33,7 +33,7 @@ class Clock:
         return state, jnp.stack(state)
 
     def step(self, key, state, action):
-        """Dies after 3 steps if the action is negative, else its time is over after 5."""
+        """Terminates after 3 steps if the action is negative, else is truncated after 5."""
         state = state[0], state[1] + 1
         terminated = (state[1] >= 3) & (action[0] < 0)
         return state, jnp.stack(state), action[0], terminated, (state[1] >= 5) & ~terminated
@@ -101,7 +101,7 @@ def test_names_of_tasks() -> None:
 
 
 def test_isaac_gym_is_used_where_it_is_installed(monkeypatch) -> None:
-    """A stand-in that speaks Isaac Gym's language: an episode ends at its third step."""
+    """A fake with Isaac Gym's interface: episodes end at their third step."""
 
     class Simulation:
         observation_space, action_space = np.zeros(1), np.zeros(1)
@@ -138,3 +138,10 @@ def test_the_originals_path_leads_to_the_script(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "cleanrl" / name / f"{name}.py"), "--env-id", "Nothing"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: --env-id Nothing"), done.stderr
+
+
+def test_checkpoints_of_brax_may_hold_returns_that_are_not_known_yet(train) -> None:
+    """Staggered episodes have no return at first: NaN, which is no reason to stop."""
+    flags = "--env-id inverted_pendulum --num-envs 4 --num-steps 8 --num-minibatches 2"
+    done = train("ppo_continuous_action_brax_jax", f"{flags} --total-timesteps 128 --checkpoints 2")
+    assert (done.folder / "checkpoint.safetensors").exists()

@@ -141,9 +141,9 @@ def test_a_gradient_step_is_adams_and_the_target_moves_by_tau(packed: bool, monk
     args = dqn_jax.Args(tau=0.25, batch_size=16, buffer_size=10)
     memory, batch = ReplayMemory(args.buffer_size, VECTORS), make_batch(VECTORS, 2)
     memory.add(*batch, [True, False])  # one to draw from
-    first = dqn_jax.init(args, VECTORS)
-    before = jax.device_get(first.q_network.params)
-    training = Training(partial(dqn_jax.update, args), first, memory, args.batch_size)
+    functions = partial(dqn_jax.init, args, VECTORS), partial(dqn_jax.update, args)
+    training = Training(*functions, memory, args.batch_size)
+    before = training.state.q_network.params
     act = training.policy(dqn_jax.greedy_actions)
     training.update()
     repeated = Batch(*(np.repeat(x[:1], 16, 0) for x in batch))
@@ -191,7 +191,7 @@ def test_numpy_leaves_what_it_cannot_compute_to_the_compiler() -> None:
 
     def unused(params: Any, x: Any) -> Any:
         jnp.arctan(x)
-        return (x @ jnp.ones((3, 2)) + jnp.arange(2.0)).max(1) * params["scale"]
+        return (x @ jnp.ones((3, 2)) + np.arange(2.0)).max(1) * params["scale"]
 
     assert translate(jax.make_jaxpr(unused)(params, x)) is not None
     wanted = 2 * (x.sum(1) + 1)
@@ -214,7 +214,8 @@ def test_frames_are_those_of_torch(num_envs: int, capacity: int, monkeypatch) ->
     monkeypatch.setattr(buffers_jax, "draw", each_once)
     sample = jax.jit(partial(memory.sample, batch_size=capacity))
     rng = np.random.default_rng(0)
-    for turn in range(4 * capacity // num_envs):  # noqa: B007
+    steps = 4 * capacity // num_envs
+    for _ in range(steps):
         obs, next_obs, _, rewards, terminated, real = episodes.step()
         actions = rng.integers(5, size=num_envs)
         step = (pictures(obs), pictures(next_obs), actions, rewards, terminated, real)
@@ -225,7 +226,7 @@ def test_frames_are_those_of_torch(num_envs: int, capacity: int, monkeypatch) ->
         wanted, found = everything(theirs), sample(memory.replay, jax.random.key(0))
         for ours, want in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(ours[: len(theirs)], want)
-    assert turn > 3 * memory.num_steps - STACK  # it went around
+    assert steps > 3 * memory.num_steps - STACK  # it went around
 
 
 def test_a_full_memory_of_frames_stays_in_place() -> None:

@@ -23,13 +23,21 @@ from cleanrl import td3_continuous_action_jax as td3_jax
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.replay import buffers_jax
 from cleanrl_utils.replay.buffers_jax import Batch, ReplayMemory
-from cleanrl_utils.speed.jax_tools import Packing, in_turn, means, repetition
+from cleanrl_utils.speed.jax_acting import translate
+from cleanrl_utils.speed.jax_learning import (
+    BackgroundTraining,
+    Packing,
+    repetition,
+    scan_updates,
+)
 
 LOW, HIGH = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 5.0, -1.0], np.float32)
 SPACES: Any = SimpleNamespace(
     num_envs=2,
     single_observation_space=gym.spaces.Box(-1, 1, (4,), np.float32),
     single_action_space=gym.spaces.Box(LOW, HIGH),
+    observation_space=gym.spaces.Box(-1, 1, (2, 4), np.float32),
+    action_space=gym.spaces.Box(np.stack([LOW, LOW]), np.stack([HIGH, HIGH])),
 )
 TWINS = [(sac, sac_jax), (td3, td3_jax), (ddpg, ddpg_jax)]
 twins = pytest.mark.parametrize("torch_module, module", TWINS, ids=["sac", "td3", "ddpg"])
@@ -75,24 +83,28 @@ def test_loss_and_gradient_are_those_of_torch(
     agent.target_actor = other.actor
 
     # JAX first: torch's networks will hold gradients in the end
-    values = {name: to_flax(critics), f"target_{name}": to_flax(targets)}
+    jax_args = module.Args()
+    state = module.init(jax_args, SPACES)
+    values = {name: getattr(state, name).replace(params=to_flax(critics))}
+    values |= {f"target_{name}": to_flax(targets)}
+    values |= {"actor": state.actor.replace(params=to_flax(agent.actor))}
     if module is sac_jax:
         agent.log_alpha.data.fill_(-1.2)
-        values["policy"] = {"actor": to_flax(agent.actor), "log_alpha": np.float32(-1.2)}
+        temperature = {"log_alpha": np.float32(-1.2)}
+        values |= {"temperature": state.temperature.replace(params=temperature)}
     else:
-        values |= {"actor": to_flax(agent.actor), "target_actor": to_flax(other.actor)}
-    nothing = dict.fromkeys(module.Train._fields)
-    train = jax.tree.map(jnp.array, module.Train(**(nothing | values)))
-    learner = module.Learner(module.Args(), SPACES)
-    gradient = jax.grad(learner.q_loss, has_aux=True)
+        values |= {"target_actor": to_flax(other.actor)}
+    state = jax.tree.map(jnp.array, state._replace(**values))
     more = () if module is ddpg_jax else (noise,)
-    q_found = gradient(getattr(train, name), train, Batch(*batch), *more)
+    gradient = jax.grad(module.q_loss, has_aux=True)
+    q_found = gradient(getattr(state, name).params, state, jax_args, Batch(*batch), *more)
     if module is sac_jax:
-        gradient = jax.grad(learner.policy_loss, has_aux=True)
-        found = gradient(train.policy, train, Batch(*batch), noise)
+        gradient = jax.grad(module.policy_loss, has_aux=True)
+        params = state.actor.params, state.temperature.params
+        found = gradient(params, state, Batch(*batch), noise)
     else:
-        gradient = jax.grad(learner.actor_loss, has_aux=True)
-        found = gradient(train.actor, train, Batch(*batch))
+        gradient = jax.grad(module.actor_loss, has_aux=True)
+        found = gradient(state.actor.params, state, Batch(*batch))
 
     tensors = [torch.as_tensor(x) for x in batch]
     update = ddpg.update_critic if module is ddpg_jax else torch_module.update_critics
@@ -105,11 +117,13 @@ def test_loss_and_gradient_are_those_of_torch(
     policy_losses = torch_module.update_policy(agent, frozen, args, *tensors)
     wanted: Any = to_flax(agent.actor, [x.grad for x in agent.actor.parameters()])
     if module is sac_jax:
-        wanted = {"actor": wanted, "log_alpha": agent.log_alpha.grad.numpy()}
-    q_losses = torch.stack(list(losses.values())).numpy()
-    assert_same(q_found, (to_flax(critics, q_gradients), q_losses))
-    of_policy = torch.stack(list(policy_losses.values())).numpy()
-    assert_same(found, (wanted, of_policy.reshape(found[1].shape)))
+        wanted = wanted, {"log_alpha": agent.log_alpha.grad.numpy()}
+    assert_same(q_found, (to_flax(critics, q_gradients), as_numpy(losses)))
+    assert_same(found, (wanted, as_numpy(policy_losses)))
+
+
+def as_numpy(losses: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x) for name, x in losses.items()}
 
 
 @scripts
@@ -117,8 +131,8 @@ def test_actions_fill_the_bounds_of_each_dimension_and_stay_inside(module: Modul
     settings = {} if module is sac_jax else {"exploration_noise": 0.5}
     args = module.Args(**settings)
     agent = module.Agent.from_args(SPACES, args)
-    assert agent.actor.low == tuple(LOW.tolist()) and agent.actor.high == tuple(HIGH.tolist())
-    agent.params = agent.actor.init(jax.random.key(0), np.zeros((1, 4)))
+    assert agent.network.low == tuple(LOW.tolist()) and agent.network.high == tuple(HIGH.tolist())
+    agent.params = agent.network.init(jax.random.key(0), np.zeros((1, 4)))
     obs = 100 * np.random.default_rng(1).standard_normal((4096, 4))  # far out: tanh saturates
     for greedy in (True, False):
         actions = agent.act(obs, greedy)
@@ -138,7 +152,7 @@ def test_bounds_other_than_one(module: ModuleType, env_id: str, bound: float) ->
     envs = module.make_envs(args, "")
     agent = module.Agent.from_args(envs, args)
     obs, _ = envs.reset(seed=1)
-    agent.params = agent.actor.init(jax.random.key(0), obs)
+    agent.params = agent.network.init(jax.random.key(0), obs)
     assert np.abs(agent.act(1e6 * obs)).max() == np.float32(bound)
     assert np.abs(agent.act(1e6 * obs, greedy=False)).max() <= np.float32(bound)
     envs.close()
@@ -146,40 +160,50 @@ def test_bounds_other_than_one(module: ModuleType, env_id: str, bound: float) ->
 
 @scripts
 def test_evaluation_has_no_noise_and_environments_have_their_own(module: ModuleType) -> None:
-    learner, train, _ = init(module)
-    params = train.policy["actor"] if module is sac_jax else train.actor
-    agent, obs = module.Agent(learner.actor, params), np.zeros((2, 4))  # both see the same
+    agent, obs = make_agent(module), np.zeros((2, 4))  # both see the same
     actions, greedy = agent.act(obs, greedy=False), agent.act(obs)
     assert (actions[0] != actions[1]).all()
     assert (greedy[0] == greedy[1]).all()
 
 
+def make_agent(module: ModuleType) -> Any:
+    args = module.Args()
+    agent = module.Agent.from_args(SPACES, args)
+    agent.params = module.init(args, SPACES).actor.params
+    return agent
+
+
 @scripts
-def test_agents_in_numpy_are_the_actors_in_flax(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner, train, _ = init(module)
-    params = train.policy["actor"] if module is sac_jax else train.actor
-    agent, rng = module.Agent(learner.actor, jax.device_get(params)), np.random.default_rng(1)
+def test_agents_act_as_the_actors_say(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, rng = make_agent(module), np.random.default_rng(1)
     obs, noise = rng.standard_normal((2, 4)), rng.standard_normal((2, 3))
     monkeypatch.setattr(np.random, "standard_normal", lambda shape: noise.reshape(shape))
+    actor, params = agent.network, agent.params
     if module is sac_jax:
-        sample = partial(agent.actor.apply, params, obs, method="sample")
+        sample = partial(actor.apply, params, obs, method="sample")
         assert_same(agent.act(obs, greedy=False), sample(noise)[0])
-        mean, _ = agent.actor.apply(params, obs)
+        mean, _ = actor.apply(params, obs)
         assert_same(agent.act(obs), jnp.tanh(mean) * (HIGH - LOW) / 2 + (HIGH + LOW) / 2)
     else:
-        said = agent.actor.apply(params, obs)
+        said = actor.apply(params, obs)
         assert_same(agent.act(obs), said)
         noisy = (said + 0.1 * noise * (HIGH - LOW) / 2).clip(LOW, HIGH)
         assert_same(agent.act(obs, greedy=False), noisy)
 
 
 @scripts
+def test_acting_is_left_to_numpy(module: ModuleType) -> None:
+    """An actor that NumPy cannot compute would be compiled: correct, but slower."""
+    agent = make_agent(module)
+    inputs = agent.params, np.zeros((2, 4), np.float32), np.zeros((2, 3))
+    assert translate(jax.make_jaxpr(partial(agent.network.apply, method="act"))(*inputs))
+
+
+@scripts
 def test_networks_start_as_those_of_torch_do(module: ModuleType) -> None:
     """Uniform within 1 / sqrt(inputs), biases as well; two critics are not the same twice."""
-    train = init(module)[1]
-    critics = train.critic if module is ddpg_jax else train.critics
+    state = module.init(module.Args(), SPACES)
+    critics = (state.critic if module is ddpg_jax else state.critics).params
     for i, inputs in enumerate([4 + 3, 256, 256]):
         for x in critics["params"][f"Dense_{i}"].values():
             assert np.abs(x).max() <= inputs**-0.5
@@ -190,65 +214,62 @@ def test_networks_start_as_those_of_torch_do(module: ModuleType) -> None:
         assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.1
 
 
-def init(module: ModuleType, **settings: Any) -> tuple[Any, Any, Any]:
-    """Learner, its state, and memory of one step."""
-    learner = module.Learner(module.Args(buffer_size=10, batch_size=4, **settings), SPACES)
-    memory, obs = learner.memory, np.ones((2, 4), np.float32)
-    page = memory.page(obs, obs, np.stack([LOW, HIGH]), [1, 2], [False, True], [True, True])
-    train = jax.jit(learner.init)(obs)
-    return learner, train, memory.insert(memory.init(), jnp.array(page))
+def make_batches() -> list[Batch]:
+    """Two batches of two transitions."""
+    obs = np.ones((2, 4), np.float32)
+    actions = np.stack([LOW, HIGH])
+    batch = Batch(obs, obs, actions, np.array([1.0, 2.0]), np.array([0.0, 1.0]))
+    return [batch, batch]
 
 
-def one_chance(learner: Any, replay: Any, seed: int) -> Any:
-    """What one update leaves to chance."""
-    drawn = learner.chance(replay, jax.random.key(seed), 1)
-    return jax.tree.map(lambda x: x[0], drawn)
+def make_noise(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((3, 2, 3)).astype(np.float32)
 
 
 @scripts
-def test_policy_and_targets_move_when_told_to(module: ModuleType) -> None:
-    learner, train, replay = init(module, tau=0.25)
-    nothing = jnp.zeros((2, len(module.TAGS)))
+def test_policy_and_targets_move_when_they_are_due(module: ModuleType) -> None:
+    args = module.Args(tau=0.25)
+    state = module.init(args, SPACES)
     name = "critic" if module is ddpg_jax else "critics"
-    target, policy = f"target_{name}", "policy" if module is sac_jax else "actor"
-    flags = 2 if module is sac_jax else 1  # update the policy; move the targets
-    update = jax.jit(learner.update, static_argnums=(4, 5)[:flags])
-    chance = one_chance(learner, replay, 0)
+    target = f"target_{name}"
+    flags = 2 if module is sac_jax else 1  # policy; targets
+    update = jax.jit(partial(module.update, args), static_argnums=3)
 
-    new, losses = update(replay, train, nothing, chance, *[True] * flags)
-    wanted = jax.tree.map(
-        lambda a, b: 0.75 * a + 0.25 * b, getattr(train, name), getattr(new, name)
-    )
-    assert_same(getattr(new, target), wanted)
-    for moving in (name, policy):
+    def params(state: Any, name: str) -> Any:
+        found = getattr(state, name)
+        return getattr(found, "params", found)
+
+    new, logged = update(state, make_batches(), make_noise(0), (True,) * flags)
+    wanted = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, params(state, name), params(new, name))
+    assert_same(params(new, target), wanted)
+    for moving in (name, "actor"):
         moved = jax.tree.map(
-            lambda a, b: (a != b).any(), getattr(train, moving), getattr(new, moving)
+            lambda a, b: (a != b).any(), params(state, moving), params(new, moving)
         )
         assert all(jax.tree.leaves(moved))
-    counts = dict(zip(module.TAGS, np.asarray(losses[1]), strict=True))
-    assert counts["losses/qf1_loss"] == 1
-    assert counts["losses/actor_loss"] == (2 if module is sac_jax else 1)
+    assert sum("losses/qf1_loss" in metrics for metrics in logged) == 1
+    policy_steps = sum("losses/actor_loss" in metrics for metrics in logged)
+    assert policy_steps == (2 if module is sac_jax else 1)
 
-    new, losses = update(replay, train, nothing, chance, *[False] * flags)
-    assert_same(getattr(new, target), getattr(train, target))
-    assert_same(getattr(new, policy), getattr(train, policy))
-    assert "losses/actor_loss" not in means(module.TAGS, losses)
+    new, logged = update(state, make_batches(), make_noise(0), (False,) * flags)
+    assert_same(params(new, target), params(state, target))
+    assert_same(params(new, "actor"), params(state, "actor"))
+    assert not any("losses/actor_loss" in metrics for metrics in logged)
 
 
 @pytest.mark.parametrize("autotune", [True, False])
 def test_temperature_is_tuned_or_fixed(autotune: bool) -> None:
-    learner, train, replay = init(sac_jax, autotune=autotune, alpha=0.3)
-    before = float(train.policy["log_alpha"])
+    args = sac_jax.Args(autotune=autotune, alpha=0.3)
+    state = sac_jax.init(args, SPACES)
+    before = float(state.temperature.params["log_alpha"])
     assert before == pytest.approx(0.0 if autotune else np.log(0.3))
-    losses = jnp.zeros((2, len(sac_jax.TAGS)))
-    update = jax.jit(learner.update, static_argnums=(4, 5))
-    for turn in range(5):
-        chance = one_chance(learner, replay, turn)
-        train, losses = update(replay, train, losses, chance, True, True)
+    update = jax.jit(partial(sac_jax.update, args), static_argnums=3)
+    for i in range(5):
+        state, logged = update(state, make_batches(), make_noise(i), (True, True))
     # the first policies are all but random, more so than wanted: the temperature falls
-    assert (float(train.policy["log_alpha"]) < before - 0.005) == autotune
+    assert (float(state.temperature.params["log_alpha"]) < before - 0.005) == autotune
     if not autotune:
-        assert means(sac_jax.TAGS, losses)["losses/alpha"] == pytest.approx(0.3)
+        assert float(logged[-1]["losses/alpha"]) == pytest.approx(0.3)
 
 
 def test_memory_holds_the_newest_real_steps_and_nothing_else() -> None:
@@ -257,18 +278,20 @@ def test_memory_holds_the_newest_real_steps_and_nothing_else() -> None:
         single_observation_space=gym.spaces.Box(-1, 1, (2,)),
         single_action_space=gym.spaces.Discrete(99),
     )
-    memory, rng = ReplayMemory(10, spaces), np.random.default_rng(0)
-    replay, insert, seen = memory.init(), jax.jit(memory.insert, donate_argnums=0), []
-    for turn in range(9):
-        number = np.arange(3.0) + 3 * turn  # of a step: it is in all its parts
+    memory, rng = ReplayMemory(10, spaces, collect_steps=2), np.random.default_rng(0)
+    insert, seen = jax.jit(memory.insert), []
+    for step in range(9):
+        number = np.arange(3.0) + 3 * step  # of a transition: it is in all its fields
         real = rng.random(3) < 0.6
         obs = np.stack([number, -number], 1)
-        page = memory.page(obs, obs + 0.5, number, number / 2, number % 2 == 0, real)
-        pages = memory.pages(2)  # of which the second stays as it is: nothing to remember
-        pages[0] = page
-        replay = insert(replay, page if turn % 2 else pages)
+        fields = obs, obs + 0.5, number, number / 2, number % 2 == 0, real
+        if step % 2:
+            memory.add(*fields)
+        else:  # the second of two steps is missing: nothing to remember
+            memory.collect(*fields)
+            memory.replay = insert(memory.replay, memory.take_collected())
         seen += number[real].tolist()
-        batch = memory.sample(replay, jax.random.key(turn), 500)
+        batch = memory.sample(memory.replay, jax.random.key(step), 500)
         assert sorted(set(batch.actions.tolist())) == seen[-10:]
     assert batch.actions.dtype == jnp.int32 and len(seen) > 10
     number = np.asarray(batch.actions)
@@ -278,7 +301,7 @@ def test_memory_holds_the_newest_real_steps_and_nothing_else() -> None:
     np.testing.assert_array_equal(batch.terminated, number % 2 == 0)
     counts = np.bincount(number)[np.bincount(number) > 0]
     assert counts.min() > 25  # of 50 on average: drawn uniformly
-    replay = insert(replay, memory.pages(3))
+    replay = insert(memory.replay, memory.take_collected())
     assert int(replay.added) == len(seen)
 
 
@@ -290,7 +313,8 @@ def test_memory_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         assert reason in error.value.message
 
 
-def test_packing_gives_back_the_tree_in_few_arrays() -> None:
+def test_packing_gives_back_the_tree_from_few_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Packing, "enabled_by_default", staticmethod(lambda: True))
     key = jax.random.key(3)
     tree = {
         "a": jnp.arange(6.0).reshape(2, 3),
@@ -301,11 +325,11 @@ def test_packing_gives_back_the_tree_in_few_arrays() -> None:
     vectors = packing.pack(tree)
     assert len(vectors) == 3
     numbers = {kind: x for kind, x in vectors.items() if not kind.startswith("key")}
-    few = Packing({"a": tree["a"], "b": tree["b"]})
-    assert set(numbers) == set(few.types)
-    jax.tree.map(
-        np.testing.assert_array_equal, few.fetch(numbers), {"a": tree["a"], "b": tree["b"]}
-    )
+    without_key = Packing({"a": tree["a"], "b": tree["b"]})
+    assert set(numbers) == set(without_key.types)
+    fetched = without_key.fetch(numbers)
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(fetched))
+    jax.tree.map(np.testing.assert_array_equal, fetched, {"a": tree["a"], "b": tree["b"]})
     back = packing.unpack(vectors)
     assert back.pop("c") == tree.pop("c")
     jax.tree.map(np.testing.assert_array_equal, back, tree)
@@ -313,56 +337,80 @@ def test_packing_gives_back_the_tree_in_few_arrays() -> None:
 
 
 @scripts
-def test_a_call_of_the_learner_is_the_updates_of_its_turns(module: ModuleType) -> None:
-    """From few arrays, as on a GPU: what it does to them is what the updates do to the tree."""
-    learner, train, replay = init(module)
-    nothing, packing = jnp.zeros((2, len(module.TAGS))), Packing(train)
+@pytest.mark.parametrize("packed", [False, True], ids=["cpu", "gpu"])
+def test_training_in_the_background_makes_the_updates_one_by_one(
+    module: ModuleType, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six of them, from packed arrays as on a GPU or not: each with a batch and noise of its own;
+    then it is saved and loaded."""
+    monkeypatch.setattr(Packing, "enabled_by_default", staticmethod(lambda: packed))
+    args = module.Args(batch_size=4, tau=0.25)
+    noises = {sac_jax: 3, td3_jax: 1, ddpg_jax: 0}[module]
     flags = 2 if module is sac_jax else 1
-    due = ((False,) * flags, (True,) * flags) * 3  # a loop of two
-    pages = learner.memory.pages(3)
-    pages[1] = 0.5  # one turn that was real, of both environments
-    rows = jnp.array(pages[1])
-    update = jax.jit(learner.update, static_argnums=(4, 5)[:flags])
-    wanted, sums, after = train, nothing, learner.memory.insert(replay, rows)
-    key, chance_key = jax.random.split(train.key)
-    chances = jax.jit(learner.chance, static_argnums=2)(after, chance_key, 6)
-    for i, which in enumerate(due):
-        chance = jax.tree.map(lambda x, i=i: x[i], chances)
-        wanted, sums = update(after, wanted, sums, chance, *which)
-    actor_of = (lambda x: x.policy["actor"]) if module is sac_jax else (lambda x: x.actor)
-    actor_packing = Packing(actor_of(train))
+    functions = partial(module.init, args, SPACES), partial(module.update, args)
+    memory = ReplayMemory(20, SPACES, collect_steps=3)
+    training = BackgroundTraining(*functions, memory, args.batch_size, noises)
+    rng = np.random.default_rng(1)
 
-    @partial(jax.jit, static_argnums=4, donate_argnums=(0, 2))  # as the scripts have it on a GPU
-    def program(vectors: Any, *rest: Any) -> tuple:
-        new, losses, replay = learner.learn(packing.unpack(vectors), *rest)
-        return packing.pack(new), losses, replay, actor_packing.pack(actor_of(new))
+    def collect() -> None:
+        obs, next_obs = rng.standard_normal((2, 2, 4))
+        memory.collect(obs, next_obs, np.stack([LOW, HIGH]), rng.random(2), [0, 1], [1, 1])
 
-    vectors, losses, replay, actor = program(packing.pack(train), nothing, replay, pages, due)
-    found, actor = packing.unpack(vectors), actor_packing.fetch(actor)
-    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(actor))
-    assert_same(actor, actor_of(wanted))
-    assert_same(found._replace(key=None), wanted._replace(key=None))
+    for _ in range(3):
+        collect()
+    state = jax.jit(functions[0])()
+    replay = memory.insert(memory.replay, jnp.array(memory.state_dict()["collected"]))
+    key, draw_key = jax.random.split(state.key)
+    indices, noise = training._draw_many(replay, draw_key, 6)
+    assert len({str(np.asarray(x)) for x in indices}) == 6
+    assert noises == 0 or len({str(np.asarray(x)) for x in noise}) == 6
+    update = jax.jit(functions[1], static_argnums=3)
+    all_logged = []
+    for i in range(6):
+        batches = [memory.gather(replay, rows) for rows in indices[i]]
+        state, logged = update(state, batches, noise[i], (i % 2 == 1,) * flags)
+        all_logged += logged
+
+    due = [i % 2 == 1 for i in range(6)]
+    training.start(*[due] * flags)
+    collect()  # meanwhile
+    params = training.wait()
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))
+    assert_same(params, state.actor.params)
+    assert int(memory.replay.added) == 6
+    found = training.state
     assert found.key == key
-    for x in jax.tree.leaves(chances):  # each update has its own
-        assert len({str(np.asarray(one)) for one in x}) == 6
-    assert_same(losses, sums)
-    assert int(replay.added) == 4 and np.asarray(losses[1]).max() == 6
+    assert_same(found._replace(key=None), state._replace(key=None))
+
+    other_memory = ReplayMemory(20, SPACES, collect_steps=3)
+    other = BackgroundTraining(*functions, other_memory, args.batch_size, noises)
+    other.load_state_dict(training.state_dict())
+    other_memory.load_state_dict(memory.state_dict())
+    losses = training.metrics()
+    assert losses == other.metrics()
+    for name, mean in losses.items():
+        values = [float(metrics[name]) for metrics in all_logged if name in metrics]
+        assert mean == pytest.approx(np.mean(values), rel=1e-4)
+    assert training.metrics() == {}
+    for x in (training, other):
+        x.start(*[due] * flags)
+    jax.tree.map(np.testing.assert_array_equal, training.wait(), other.wait())
 
 
 @pytest.mark.parametrize(
     "due", [(), (1,), (1, 2) * 4, (1, 1, 2, 1), (3, 3, 3), (1, 2, 1, 2, 1, 3), (2, 1, 1, 1, 1)]
 )
-def test_in_turn_takes_each_in_its_turn(due: tuple[int, ...]) -> None:
+def test_updates_are_made_in_order(due: tuple[int, ...]) -> None:
     """Digits tell their order and number, whether it is a loop or not."""
-    step = lambda digits, seen, x, which: (10 * digits + which, 10 * seen + x)  # noqa: E731
-    which, xs = tuple((digit,) for digit in due), jnp.arange(len(due))
-    loop = jax.jit(partial(in_turn, step), static_argnums=1)
-    carry = loop((jnp.int32(0), jnp.int32(0)), which, xs)
+    step = lambda digits, seen, x, due: (10 * digits + due, 10 * seen + x)  # noqa: E731
+    xs = jnp.arange(len(due))
+    loop = jax.jit(partial(scan_updates, step), static_argnums=1)
+    carry = loop((jnp.int32(0), jnp.int32(0)), due, xs)
     assert [f"{x:08}" for x in carry] == [f"{''.join(map(str, d)):0>8}" for d in (due, xs)]
 
 
 @pytest.mark.parametrize(
-    "parts, found",
+    "due, found",
     [
         ("a", (1, 1)),
         ("ab" * 4, (2, 4)),
@@ -371,24 +419,12 @@ def test_in_turn_takes_each_in_its_turn(due: tuple[int, ...]) -> None:
         ("abc", (1, 1)),
     ],
 )
-def test_a_long_call_is_compiled_as_a_short_loop(parts: str, found: tuple[int, int]) -> None:
-    assert repetition(tuple(parts)) == found
+def test_many_updates_are_compiled_as_a_short_loop(due: str, found: tuple[int, int]) -> None:
+    assert repetition(tuple(due)) == found
 
 
 @scripts
-def test_what_acts_must_do_what_learns_says(module: ModuleType) -> None:
-    """Agent.act repeats Actor in NumPy: who changes one of them alone is told."""
-    learner, train, _ = init(module)
-    params = jax.device_get(train.policy["actor"] if module is sac_jax else train.actor)
-    agent = module.Agent(learner.actor, params)
-    assert learner.agrees_with(agent)
-    name = "sample" if module is sac_jax else "act"
-    setattr(agent, name, lambda *inputs: 0.9 * getattr(module.Agent, name)(agent, *inputs))
-    assert not learner.agrees_with(agent)
-
-
-@scripts
-def test_frequencies_that_do_not_fit_a_call_are_refused(module: ModuleType) -> None:
+def test_frequencies_that_do_not_fit_an_iteration_are_refused(module: ModuleType) -> None:
     """They would make many long programs to compile."""
     for fitting in (1, 4, 8, 80):
         module.Args(policy_frequency=fitting)

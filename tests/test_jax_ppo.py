@@ -20,6 +20,7 @@ from gymnax.environments import environment, spaces
 from cleanrl import ppo, ppo_continuous_action, ppo_jax
 from cleanrl import ppo_continuous_action_brax_jax as brax_jax
 from cleanrl_utils.environments.jax_envs import Gymnax, Step, advance, begin
+from cleanrl_utils.running.evaluation import load_model
 from cleanrl_utils.running.runs import segment_length
 from cleanrl_utils.speed.jax_tools import orthogonal, permutations
 
@@ -125,6 +126,64 @@ def test_statistics_are_those_of_everything_seen() -> None:
     everything = np.concatenate(batches)
     np.testing.assert_allclose(stats["mean"], everything.mean(0), atol=1e-4)
     np.testing.assert_allclose(stats["std"], everything.std(0), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "env_id, shape, actions",
+    [
+        ("Asterix-MinAtar", (10, 10, 4), 5),
+        ("Breakout-MinAtar", (10, 10, 4), 3),
+        ("Freeway-MinAtar", (10, 10, 7), 3),
+        ("SpaceInvaders-MinAtar", (10, 10, 6), 4),
+    ],
+)
+def test_pictures_stay_pictures_and_go_through_a_convolution(
+    env_id: str, shape: tuple[int, ...], actions: int
+) -> None:
+    from flax import linen as nn
+
+    env = Gymnax.make(env_id)
+    assert env.observation_space.shape == shape and env.action_space.n == actions
+    seen = jax.eval_shape(lambda: begin(env, jax.random.key(0), 2)).obs
+    assert seen.shape == (2, *shape) and seen.dtype == jnp.float32
+
+    rng = np.random.default_rng(0)
+    obs = rng.random((2, 5, *shape)).astype(np.float32)
+    params = ppo_jax.init_params(env, 1)
+    for name, outputs in [("actor", actions), ("critic", 1)]:
+        biases = [rng.standard_normal(n).astype(np.float32) for n in (16, 128, outputs)]
+        params |= {f"{name}.{i}.bias": bias for i, bias in enumerate(biases)}
+        kernels = [params[f"{name}.{i}.kernel"] for i in range(3)]
+        kernels[0] = kernels[0].reshape(3, 3, shape[-1], 16)
+        layers = [nn.Conv(16, (3, 3), padding="VALID"), nn.Dense(128), nn.Dense(outputs)]
+        x = jnp.asarray(obs)
+        for i, layer in enumerate(layers):
+            x = layer.apply({"params": {"kernel": kernels[i], "bias": biases[i]}}, x)
+            x = nn.relu(x) if i < 2 else x
+            x = x.reshape(2, 5, -1)
+        np.testing.assert_allclose(ppo_jax.forward(params, name, obs), x, atol=1e-4)
+
+
+def test_vectors_have_the_network_of_ppo() -> None:
+    params = ppo_jax.init_params(Gymnax.make("CartPole-v1"), 1)
+    obs = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+    assert params["actor.0.kernel"].shape == (4, 64)
+    found = ppo_jax.forward(params, "actor", obs)
+    np.testing.assert_array_equal(found, ppo_jax.mlp(params, "actor", jnp.asarray(obs)))
+
+
+def test_a_game_of_pictures_trains_is_saved_and_played(train) -> None:
+    flags = "--env-id Breakout-MinAtar --total-timesteps 1024 --num-steps 32"
+    done = train("ppo_jax", f"{flags} --save-model --eval-episodes 1 --capture-video")
+    tags = {tag for _, tag, _ in done.rows()}
+    assert {"charts/episodic_return", "losses/value_loss", "eval/episodic_return"} <= tags
+    (film,) = done.folder.glob("videos/**/*.mp4")
+    assert film.stat().st_size > 0
+    agent, *_ = load_model(done.folder / "ppo_jax.cleanrl_model", env_id="Breakout-MinAtar")
+    obs = np.random.default_rng(0).random((3, 10, 10, 4)).astype(np.float32)
+    trained = jax.tree.map(lambda x: x[0], done.variables["train"]["params"])
+    wanted = ppo_jax.forward(trained, "actor", obs).argmax(-1)
+    assert agent.act(obs).tolist() == wanted.tolist()
 
 
 def test_minibatches_are_permutations() -> None:

@@ -1,4 +1,4 @@
-"""Self-play: what each player sees, gets and learns, in PettingZoo's games and in known ones."""
+"""Self-play: observations, rewards and learning of each player, in PettingZoo's and known games."""
 
 import gymnasium as gym
 import numpy as np
@@ -41,7 +41,7 @@ def test_each_player_sees_the_game_and_who_it_is(env_id: str) -> None:
 
 
 def test_seeds_make_games_differ() -> None:
-    """The console knows no chance: it is the idle frames at the start that differ."""
+    """The game is deterministic: only the number of no-op frames at the start differs."""
     pytest.importorskip("pettingzoo.atari.pong_v3")
     env, seen = make("pong_v3"), []
     for seed in (1, 1, 2):
@@ -74,7 +74,7 @@ def test_the_brighter_of_two_frames_as_ale_shows_them() -> None:
 
 
 def test_a_game_to_its_end() -> None:
-    """Both idle in Surround until it is over; the record counts steps of four frames."""
+    """Both players take no-ops in Surround until it ends; lengths count steps of four frames."""
     pytest.importorskip("pettingzoo.atari.surround_v2")
     env = make("surround_v2")
     env.reset(seed=1)
@@ -115,7 +115,7 @@ def values_of(done, env_id: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_one_network_plays_both_sides(train, monkeypatch) -> None:
-    """They see the same pictures, and have to do the opposite."""
+    """Both see the same frames, and the best actions are opposite."""
     see_each_picture_once(monkeypatch)
     flags = "--env-id players:Which --total-timesteps 640 --save-model --eval-episodes 2"
     done = train(NAME, f"{flags} {LEARN}")

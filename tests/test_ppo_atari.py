@@ -1,4 +1,4 @@
-"""What the Atari variants of PPO do beyond what every script must: games, memory, EnvPool."""
+"""The Atari variants of PPO: games, memory, EnvPool."""
 
 import gymnasium as gym
 import numpy as np
@@ -77,7 +77,7 @@ MEMORY = (
 
 
 def test_only_the_lstm_remembers(train, monkeypatch) -> None:
-    """Twenty episodes: half right by chance, all of them by memory."""
+    """Twenty episodes: random actions solve half of them, memory all."""
     see_each_picture_once(monkeypatch)
     done = train("ppo_atari_lstm", f"{MEMORY} --total-timesteps 5760 --update-epochs 8")
     returns = [value for _, tag, value in done.rows() if tag == "eval/episodic_return"]
@@ -170,7 +170,7 @@ def test_evaluation_starts_at_as_many_frames_as_envpool(game: str, least: int) -
 
 
 def test_games_that_envpool_plays_are_logged_whole(train, monkeypatch) -> None:
-    """Also those that run out of time, here after 50 steps: none counts towards the next."""
+    """Truncated games, here after 50 steps, are logged, too, and do not count towards the next."""
     pool_of("Breakout-v5")
     games: list[tuple[float, int]] = []
     scores = np.zeros(2)

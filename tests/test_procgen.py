@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from probes import GAMMA, picture
+from probes import GAMMA, image
 
 from cleanrl import ppg_procgen, ppo_procgen
 from cleanrl_utils.environments import envpool as envs_module
@@ -356,7 +356,7 @@ PROBE_FLAGS = {
 def test_it_finds_the_known_values(script: str, probe: str, train, pool_of_probes) -> None:
     variables = train(script, f"--env-id Probe{probe}-v0 {PROBE_FLAGS[script]}").variables
     cues = [-1, 1] if probe == "Both" else [1]
-    obs = torch.as_tensor(np.stack([shrink(picture(cue)) for cue in cues]))
+    obs = torch.as_tensor(np.stack([shrink(image(cue)) for cue in cues]))
     wanted = torch.tensor([1.0, 1.0] if probe == "Both" else [1 / (1 - GAMMA)])
     agent, scale = variables["agent"], variables["return_stats"].std
     with torch.no_grad():

@@ -45,7 +45,7 @@ def test_the_printed_command_repeats_the_run(
 
 def test_what_cannot_be_repeated_is_said(tmp_path: Path) -> None:
     record = {"args": {}, "script": "ppo", "command": ["ppo.py"], "git": {}}
-    assert "does not know its commit" in "\n".join(reproduce.commands(record))
+    assert "commit is unknown" in "\n".join(reproduce.commands(record))
     record["git"] = {"commit": "abc", "dirty": True}
     assert "not committed" in "\n".join(reproduce.commands(record))
     words = ["--a", "1", "--runs_dir", "x", "--resume=y", "--b=-2"]

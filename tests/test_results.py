@@ -1,4 +1,4 @@
-"""Tables of runs: what is pooled, what is counted, what is said."""
+"""Tables of runs: which runs are averaged, which count, and the notes."""
 
 import json
 import subprocess
@@ -122,7 +122,7 @@ def test_a_setting_has_one_spelling() -> None:
 
 
 def test_every_committed_result_is_one_group_of_seeds() -> None:
-    """Otherwise a table of the documentation would pool runs that differ."""
+    """Otherwise a table of the documentation would average different runs."""
     facts = results.facts()
     rows = cells(results.table(facts))
     assert len(rows) == len(facts.groupby(["exp_name", "env_id"]))
@@ -145,7 +145,7 @@ def test_the_command_line() -> None:
     command = [sys.executable, "-m", "cleanrl_utils.results"]
     for flags, message in [
         ("show", "show needs a folder, e.g. runs"),
-        ("show nowhere", "nowhere: no run there"),
+        ("show nowhere", "nowhere: no run found"),
         ("draw runs", "draw"),
     ]:
         done = subprocess.run([*command, *flags.split()], capture_output=True, text=True)

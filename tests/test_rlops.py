@@ -99,7 +99,7 @@ def test_fifty_thousand_resamples_take_no_time() -> None:
 
 @pytest.fixture
 def two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """v1 and v2, the latter 10% worse; two tasks, five seeds each."""
+    """Runs tagged v1 and v2, which is 10% worse; two tasks, five seeds each."""
     monkeypatch.chdir(tmp_path)
     for seed in range(1, 6):
         for env_id, level in (("CartPole-v1", 400.0), ("Acrobot-v1", 90.0)):
@@ -304,7 +304,7 @@ def test_two_sets_of_ten_large_runs_are_quick(
 
 
 class FakeWandb(types.ModuleType):
-    """Answers as wandb's public API does; remembers what it was asked."""
+    """A fake of wandb's public API that records its calls."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
@@ -393,7 +393,7 @@ def test_runs_with_different_settings_are_no_set(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--where gamma=0.5", "--where gamma=0.5: no such run; there is 0.9"),
+        ("--where gamma=0.5", "--where gamma=0.5: no such run; runs have 0.9"),
         ("--where gama=0.9", "--where gama: no run has this setting"),
         ("--where gamma", "--where takes NAME=VALUE, not gamma"),
         ("--split-by gama", "--split-by gama: no run has this setting"),
@@ -438,7 +438,7 @@ def test_settings_that_differ_between_sets_are_shown(
     assert "| --n |" not in printed.out, "the same on each task"
     assert "Only new has the settings --noise." in printed.out
     assert "new: runs of different code: 2221 (2 runs), 2222 (2 runs)" in printed.err
-    assert "old: settings differ from task to task: --n" in printed.err
+    assert "old: settings differ between tasks: --n" in printed.err
     assert "| --gamma | 0.9 | 0.99 |" in Path("compare.html").read_text()
 
 

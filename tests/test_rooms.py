@@ -27,7 +27,7 @@ PATHS = {
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The modules of this package that a file imports, in functions as well."""
+    """The modules of this package that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in PATHS)

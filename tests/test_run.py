@@ -1,4 +1,4 @@
-"""The run layer: what it writes, refuses and survives."""
+"""Run: what it writes, which input it refuses, and that runs resume."""
 
 import csv
 import json
@@ -66,7 +66,7 @@ BAD_INPUT = {
     "--num-envs 0": ["--num-envs", "at least 1"],
     "--num-steps 1": ["--num-steps", "at least 2"],
     "--num-envs 1 --num-steps 3": ["--num-steps", "at least 4"],
-    "--env-id probes:ProbeOddFromOne-v0": ["from 1 on", "begin at 0"],
+    "--env-id probes:ProbeOddFromOne-v0": ["start at 1", "actions from 0"],
     "--env-id probes:ProbeOddMultiDiscrete-v0": ["MultiDiscrete", "needs Discrete"],
     "--learning-rat 1": ["--learning-rat", "--learning-rate"],
     "--seed one": ["--seed", "one"],
@@ -392,7 +392,7 @@ def test_what_has_no_checkpoints_is_not_resumed(train, capfd) -> None:
 def test_an_evaluation_ends_where_an_episode_does_not(train, monkeypatch, capfd) -> None:
     from cleanrl_utils.running import evaluation
 
-    monkeypatch.setattr(evaluation, "LONGEST", 50)
+    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 50)
     flags = "--env-id CliffWalking-v1 --total-timesteps 1024 --save-model --eval-episodes 3"
     done = train("ppo", flags)
     summary = json.loads((done.folder / "finished.json").read_text())
@@ -509,22 +509,27 @@ def test_results_of_runs_as_tables(train, tmp_path: Path) -> None:
 
 
 def test_sync_finds_and_mends_drift(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(
-        "def f(x):\n    return x + 1\n\n\nclass A:\n    def g(self):\n        return 1\n"
+    """Equal by default; a difference is marked, and a mark is a difference."""
+    (tmp_path / "ppo.py").write_text(
+        "def f(x):\n    return x + 1\n\n\ndef g(x):\n    return 1\n\n\n"
+        'if __name__ == "__main__":\n    # Learn from it\n    print(1)\n'
     )
-    two = tmp_path / "two.py"
-    two.write_text(
-        "# same as one.py\ndef f(x):\n    return x + 2\n\n\n"
-        "class A:\n    # same as one.py\n    def g(self):\n        return 1\n"
+    variant = tmp_path / "ppo_two.py"
+    variant.write_text(
+        "def f(x):\n    return x + 2\n\n\n"
+        "# differs from ppo.py: returns 2\ndef g(x):\n    return 2\n\n\n"
+        'if __name__ == "__main__":\n    # Learn from it\n    print(2)\n'
     )
     sync = [sys.executable, "-m", "cleanrl_utils.sync", "--folder", str(tmp_path)]
     found = subprocess.run(sync, capture_output=True, text=True)
-    assert found.returncode == 1 and "two.py:1: f has drifted from one.py" in found.stderr
+    assert found.returncode == 1 and "ppo_two.py:1: f has drifted from ppo.py" in found.stderr
+    assert "# Learn from it has drifted" in found.stderr and ": g has" not in found.stderr
     assert subprocess.run([*sync, "--fix"], capture_output=True).returncode == 0
-    assert (
-        "return x + 1" in two.read_text()
-        and subprocess.run(sync, capture_output=True).returncode == 0
-    )
+    mended = variant.read_text()
+    assert "return x + 1" in mended and "print(1)" in mended and "return 2" in mended
+    variant.write_text(mended.replace("return 2", "return 1"))
+    found = subprocess.run(sync, capture_output=True, text=True)
+    assert found.returncode == 1 and "g is marked, but equal to ppo.py" in found.stderr
 
 
 def test_the_scripts_are_in_sync() -> None:
@@ -550,7 +555,7 @@ def test_cartpole_is_solved(train) -> None:
 
 
 def test_observations_of_whole_numbers_are_played_too(train) -> None:
-    """FrozenLake shows the number of a field, which becomes a vector of integers."""
+    """FrozenLake's observation is a number, which becomes a vector of integers."""
     flags = "--env-id FrozenLake-v1 --total-timesteps 512 --num-steps 32 --save-model"
     done = train("ppo", f"{flags} --eval-episodes 2")
     assert len(json.loads((done.folder / "finished.json").read_text())["eval_returns"]) == 2

@@ -1,4 +1,4 @@
-"""What every script must do; a new script is a new row of tests/table.py."""
+"""Tests of every script; a new script is a new row of tests/table.py."""
 
 import json
 from functools import partial
@@ -32,7 +32,7 @@ def needs(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def whole(script: Script, needs: None, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run of the script from beginning to end, filmed; made once for all tests."""
+    """A complete run of the script with video, made once for all tests."""
     if script.name not in whole_runs:
         flags = f"--env-id {script.env_id} {script.quick} --save-model --eval-episodes 2"
         flags += " --capture-video" if script.video else ""

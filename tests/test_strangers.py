@@ -1,4 +1,4 @@
-"""Files that others made: what they cannot do, and the one line they end in."""
+"""Files made by others: they run no code, and damaged ones are refused in one line."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def save(path: Path, **changes: Any) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture, function: Any, *args: Any, **kwargs: Any) -> str:
-    """The one line that a call ends in."""
+    """The one line with which a call is refused."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         function(*args, **kwargs)
@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture, function: Any, *args: Any, **kwargs: 
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that leaves a mark when it is imported."""
+    """A module that writes a file when it is imported; returns its path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     mark = tmp_path / "imported"
@@ -141,7 +141,7 @@ def test_a_record_with_other_types_is_one_line(
     args = asdict(ppo.Args(exp_name="ppo", env_id=ENV_ID))
     place = run_folder(tmp_path, args=args | {"num_envs": "four"})
     said = refused(capsys, parse_args, ppo.Args, ["--resume", str(place)])
-    assert "num_envs is 'four'" in said
+    assert "num_envs has a wrong value, 'four'" in said
     for bad in ({"args": [1]}, {"args": {"seed": "x"}}, {"script": None}, {"command": [3]}):
         place = run_folder(tmp_path, **bad)
         refused(capsys, parse_args, ppo.Args, ["--resume", str(place)])

@@ -1,4 +1,4 @@
-"""The tuner on real runs: every value arrives, runs are pruned while they train, studies go on."""
+"""The tuner on real runs: settings reach the runs, trials are pruned, studies continue."""
 
 import json
 import shlex
@@ -41,7 +41,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """As typed in the documentation, with less work; two trials side by side."""
+    """The example of the documentation with fewer steps; two trials in parallel."""
     tuner = Tuner(
         script=str(ROOT / "cleanrl/ppo.py"),
         metric="charts/episodic_return",
@@ -93,7 +93,7 @@ def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -
     said = capsys.readouterr().out
     score = f"{statistics.mean(fresh):.3f} ± {statistics.stdev(fresh):.3f}"
     assert f"{score} over 2 fresh seeds (of 1, 2): the number to report" in said
-    assert "on the seeds it was tuned on (optimistic: the best of 2 trials)" in said
+    assert "on the seeds used for tuning (biased upwards: the best of 2 trials)" in said
     (command,) = [line for line in said.splitlines() if "cleanrl_utils.benchmark" in line]
     words = shlex.split(command)
     inner = shlex.split(words[words.index("--command") + 1])
@@ -210,9 +210,7 @@ def test_a_score_that_is_not_a_number_is_a_failure(monkeypatch: pytest.MonkeyPat
         return float("nan")
 
     monkeypatch.setattr(Tuner, "one_run", diverges)
-    with pytest.raises(
-        SystemExit, match="its score is not a number; see runs/.tuner/test/trial_0000"
-    ):
+    with pytest.raises(SystemExit, match="its score is NaN; see runs/.tuner/test/trial_0000"):
         make_tuner(lambda trial: {}).tune(num_trials=1, num_seeds=1)
 
 
@@ -245,7 +243,7 @@ def test_trials_of_a_tuner_that_was_killed_are_queued_again() -> None:
     lost.set_user_attr("process", [socket.gethostname(), dead.pid])
     elsewhere = tuner.study.ask()
     elsewhere.set_user_attr("process", ["another-machine", dead.pid])
-    tuner.bury_dead_trials()
+    tuner.requeue_dead_trials()
     states = [trial.state for trial in tuner.study.trials]
     assert states == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
     assert tuner.params_fn(tuner.study.ask()) == {"gamma": lost.params["gamma"]}
@@ -255,7 +253,7 @@ def test_scores_are_joined_as_asked() -> None:
     tasks = {"A-v0": [0, 10], "B-v0": [-5, 5]}
     tuner = make_tuner(dict, target_scores=tasks, aggregation_type="min")
     assert tuner.score([100.0] + [5.0] * 50, "A-v0") == 0.5  # the last 50 only
-    assert tuner.join([[0.5, 0.2], [0.9, 1.0]]) == pytest.approx((0.2 + 0.9) / 2)
+    assert tuner.trial_score([[0.5, 0.2], [0.9, 1.0]]) == pytest.approx((0.2 + 0.9) / 2)
     with pytest.raises(SystemExit):
         make_tuner(dict, target_scores={"A-v0": None, "B-v0": [0, 1]})
 
@@ -268,7 +266,7 @@ def test_scores_are_joined_as_asked() -> None:
         ({"target_scores": {"A-v0": ["0", 1]}}, "target_scores of A-v0"),
         ({"target_scores": {"A-v0": [0, float("nan")]}}, "target_scores of A-v0"),
         ({"target_scores": {"A-v0": 5}}, "target_scores of A-v0"),
-        ({"direction": "up"}, "direction is maximize or minimize, not up"),
+        ({"direction": "up"}, "direction must be maximize or minimize, not up"),
         ({"storage": "foo"}, "storage is not a database URL"),
         ({"storage": "postgresql://host:secret/optuna"}, "storage is not a database URL"),
         ({"storage": "foo://x"}, "the storage cannot be used"),

@@ -1,1 +1,1 @@
-"""Runs as tables, statistics, charts, the report page."""
+"""Analysis of runs: tables, statistics, charts, and the report page."""

@@ -1,4 +1,4 @@
-"""Pictures of learning curves: one run, or a comparison of sets."""
+"""Charts of learning curves: of one run, or of a comparison."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from cleanrl_utils.analysis.sources import OneRun
 from cleanrl_utils.analysis.tables import RETURN, RunFolder
 from cleanrl_utils.errors import BadInput
 
-POINTS = 100  # of a curve in the figure
+POINTS = 100  # per curve
 
 
 def plot(run: RunFolder, path: Path) -> Path:
-    """The run's learning curve: every episode as a dot, the mean of the last 20 as a line."""
+    """Draw a run's learning curve: episodes as dots, the mean of the last 20 as a line."""
     plt = pyplot()
     metrics = run.metrics()
     episodes = metrics[metrics.tag == RETURN]
@@ -47,7 +47,7 @@ def pyplot() -> Any:
 def thin(
     x: np.ndarray, values: np.ndarray, end: float, points: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A curve in equal spans of x up to `end`: (middle, mean value) of those that have values."""
+    """Average a curve in `points` equal spans of x up to `end`; returns means of x and value."""
     span = np.clip((x / max(end, 1e-9) * points).astype(int), 0, points - 1)
     counts = np.bincount(span, minlength=points)
     seen = counts > 0
@@ -58,7 +58,7 @@ def thin(
 def mean_curve(
     runs: list[OneRun], metric: str, axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(x, mean, sample standard deviation) over runs, as far as the shortest of them goes."""
+    """(x, mean, sample standard deviation) over runs, up to the end of the shortest."""
     curves = [run.curves[metric] for run in runs]
     unit = 60.0 if axis == "seconds" else 1.0
     xs = [np.asarray(getattr(curve, axis), float) / unit for curve in curves]
@@ -69,7 +69,7 @@ def mean_curve(
 
 
 def draw(c: Comparison, path: Path) -> list[Path]:
-    """One row of curves per task, by steps and by time; below, the statistics across tasks."""
+    """Draw curves by steps and by time, one row per task, and statistics across tasks below."""
     plt = pyplot()
     rows = len(c.tasks) + bool(c.shared)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 3.4 * rows), dpi=110, squeeze=False)
@@ -82,7 +82,9 @@ def draw(c: Comparison, path: Path) -> list[Path]:
         draw_statistics(c, axes[-1])
     figure.tight_layout()
     picture = path if path.suffix else path.with_suffix(".png")
-    paths = [picture] + ([picture.with_suffix(".svg")] if picture.suffix != ".svg" else [])
+    paths = [picture]
+    if picture.suffix != ".svg":
+        paths.append(picture.with_suffix(".svg"))
     for target in paths:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +96,7 @@ def draw(c: Comparison, path: Path) -> list[Path]:
 
 
 def draw_task(c: Comparison, task: str, axis: Any, by: str) -> None:
-    """The mean curve of each set, with its deviation where it has several seeds."""
+    """Draw the mean curve of each set, with its standard deviation if it has several seeds."""
     for s, color in zip(c.sets, colors(len(c.sets)), strict=True):
         runs = s.on(task)
         if not runs:
@@ -108,7 +110,7 @@ def draw_task(c: Comparison, task: str, axis: Any, by: str) -> None:
 
 
 def draw_statistics(c: Comparison, axes: Any) -> None:
-    """The performance profile and the interquartile means."""
+    """Draw the performance profiles and the interquartile means."""
     every = np.concatenate([x for runs in c.normalised for x in runs])
     levels = np.linspace(every.min() - 1e-6, every.max(), 101)
     for i, (runs, color) in enumerate(zip(c.normalised, colors(len(c.sets)), strict=True)):
@@ -125,5 +127,5 @@ def draw_statistics(c: Comparison, axes: Any) -> None:
     axes[1].set(title=f"interquartile mean, 95% interval{caution}", xlabel="normalised score")
     axes[1].set_yticks(range(len(c.labels)), c.labels)
     axes[1].invert_yaxis()
-    axes[1].use_sticky_edges = False  # the shortest bar needs its margin, too
+    axes[1].use_sticky_edges = False  # leave a margin beside the shortest bar
     axes[1].grid(alpha=0.3, axis="x")

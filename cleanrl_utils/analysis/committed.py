@@ -1,4 +1,4 @@
-"""Compact curves of our own runs, kept in benchmark/results: NAME.csv (curves), NAME.json."""
+"""Committed results of our own runs, in benchmark/results: NAME.csv (curves), NAME.json (facts)."""
 
 import json
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ CURVE = ["step", "episodic_return", "seconds"]
 
 
 def add(where: list[str], folder: Path = COMMITTED) -> list[str]:
-    """Put finished runs into the committed results; returns their names."""
+    """Add finished runs to the committed results; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
     runs = [run for place in where for run in find_runs(place) if run.finished]
-    require(bool(runs), f"{', '.join(where)}: no finished run there")
+    require(bool(runs), f"{', '.join(where)}: no finished run found")
     names = []
     for exp_name in sorted({run.record["args"]["exp_name"] for run in runs}):
         facts_path = folder / f"{exp_name}.json"
@@ -39,7 +39,7 @@ def add(where: list[str], folder: Path = COMMITTED) -> list[str]:
 
 
 def load(exp_name: str | None = None, folder: Path = COMMITTED) -> pd.DataFrame:
-    """The committed curves, each point with the facts of its run: commit, hardware, command."""
+    """The committed curves; each point has the facts of its run: commit, hardware, command."""
     paths = sorted(folder.glob(f"{exp_name or '*'}.json"))
     require(bool(paths), f"{folder}: no results of {exp_name or 'any script'}")
     tables = []
@@ -64,7 +64,7 @@ def export(path: Path, where: Sequence[str] = (), folder: Path = COMMITTED) -> p
         raise missing_package("pyarrow", "plot") from None
     if where:
         runs = [run for place in where for run in find_runs(place)]
-        require(bool(runs), f"{', '.join(where)}: no run there")
+        require(bool(runs), f"{', '.join(where)}: no run found")
         data = read_many(runs)
     else:
         data = load(folder=folder)

@@ -1,4 +1,4 @@
-"""The comparison of sets of runs: scores on one scale, the table, and the verdicts."""
+"""Comparison of sets of runs: normalised scores, tables, and regressions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,26 +6,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from cleanrl_utils.analysis import stats
-from cleanrl_utils.analysis.grouping import ABSENT, count, spelt
+from cleanrl_utils.analysis.grouping import ABSENT, count, flag_name
 from cleanrl_utils.analysis.sets import RunSet, SetArgs, find_sets, say
 from cleanrl_utils.analysis.sources import OneRun
 from cleanrl_utils.analysis.tables import markdown_row as row
 from cleanrl_utils.errors import require
 
-ENOUGH = 5  # seeds: with fewer, intervals and probabilities carry a caution
-FEWEST = 5  # runs of a set that a verdict needs, and
-FEWEST_PER_TASK = 3
-TOLERANCE = 0.01  # of what the baseline learned: less than that is no regression
+ENOUGH = 5  # seeds: with fewer, intervals and probabilities are shown with a caution
+FEWEST = 5  # runs of a set that --fail-on-regression needs
+FEWEST_PER_TASK = 3  # and of each task
+TOLERANCE = 0.01  # normalised score: a smaller loss is no regression
 
 
 @dataclass
 class Comparison:
-    """Sets and, where they share tasks, their scores on one scale."""
+    """Sets of runs and, on the tasks that all sets have, their normalised scores."""
 
     args: SetArgs
     sets: list[RunSet]
-    tasks: list[str]  # all
-    shared: list[str]  # those that every set has
+    tasks: list[str]  # of any set
+    shared: list[str]  # of every set
     scores: list[list[np.ndarray]]  # by set, by shared task
     normalised: list[list[np.ndarray]]
 
@@ -39,6 +39,7 @@ class Comparison:
 
 
 def compare(args: SetArgs) -> Comparison:
+    """Find the sets and normalise their scores on the tasks that all have."""
     sets = find_sets(args)
     shared = common_tasks(sets, args)
     tasks = list(args.env_ids) or sorted({run.env_id for s in sets for run in s.runs})
@@ -53,14 +54,15 @@ def compare(args: SetArgs) -> Comparison:
 
 
 def common_tasks(sets: list[RunSet], args: SetArgs) -> list[str]:
-    """Tasks that every set has runs of, in the order asked for."""
+    """The tasks on which every set has runs, in the order of --env-ids."""
     have = [set(s.tasks()) for s in sets]
     every = args.env_ids or sorted(set.union(*have))
     for s, tasks in zip(sets, have, strict=True):
-        if missing := [task for task in every if task not in tasks]:
+        missing = [task for task in every if task not in tasks]
+        if missing:
             message = f"{s.label} has no run of {', '.join(missing)}"
             require(not args.fail_on_regression, f"--fail-on-regression: {message}")
-            say(f"{message}: not counted across tasks")
+            say(f"{message}: left out of the statistics across tasks")
     return [task for task in every if all(task in tasks for tasks in have)]
 
 
@@ -70,10 +72,10 @@ def scores_of(runs: RunSet, task: str, args: SetArgs) -> np.ndarray:
 
 
 def scale(runs: Iterable[OneRun], scores: np.ndarray, args: SetArgs) -> float:
-    """How much the baseline learned on a task: what makes scores of different tasks comparable.
+    """The improvement of the baseline on a task, which normalises the scores of all sets.
 
-    Never less than the spread of its runs, so that a task on which nothing was learned does not
-    blow noise up.
+    At least the standard deviation of its runs, so that a task without any learning does not
+    amplify noise.
     """
     starts = []
     for run in runs:
@@ -82,11 +84,11 @@ def scale(runs: Iterable[OneRun], scores: np.ndarray, args: SetArgs) -> float:
     return float(max(abs(scores.mean() - np.mean(starts)), scores.std(), 1e-9))
 
 
-# -- the table ---------------------------------------------------------------------------------
+# -- the tables --------------------------------------------------------------------------------
 
 
 def markdown(c: Comparison) -> str:
-    """Scores by task, what is said across tasks, and the settings that differ between the sets."""
+    """Scores by task, statistics across tasks, and the settings in which the sets differ."""
     parts = [score_table(c)]
     if c.shared:
         parts.append(across_tasks(c))
@@ -96,6 +98,7 @@ def markdown(c: Comparison) -> str:
 
 
 def score_table(c: Comparison) -> str:
+    """Mean and standard deviation of each set on each task."""
     head = ["", *c.labels]
     lines = [f"**{c.args.metric}**: mean ± sample standard deviation over seeds (number of seeds)"]
     lines += ["", row(head), row(["-"] * len(head))]
@@ -139,7 +142,7 @@ def across_tasks(c: Comparison) -> str:
 
 
 def with_caution(bounds: tuple[float, float], seeds: int) -> str:
-    """An interval; too few seeds are named beside it, and one seed has no interval."""
+    """An interval, with a caution if there are few seeds; one seed has no interval."""
     if seeds == 1:
         return "(caution: one seed, no interval)"
     text = f"[{bounds[0]:.3f}, {bounds[1]:.3f}]"
@@ -147,27 +150,31 @@ def with_caution(bounds: tuple[float, float], seeds: int) -> str:
 
 
 def settings_table(c: Comparison) -> str:
-    """The settings that differ between the sets on the same task, and the versions of the code."""
+    """The settings in which the sets differ on the same task, and the versions of the code."""
     different = []
     only: dict[str, list[str]] = {}
     known = [s for s in c.sets if all(run.all_settings for run in s.runs)]
     for name in dict.fromkeys(n for s in c.sets for run in s.runs for n in run.settings):
         have = [s for s in c.sets if any(name in run.settings for run in s.runs)]
         if len(have) == len(c.sets):
-            different += [name] * differs_on_a_task(c, name)
+            if differs_on_a_task(c, name):
+                different.append(name)
         elif len(known) == len(c.sets):
-            only.setdefault(", ".join(s.label for s in have), []).append(spelt(name))
-    rows = [[spelt(name), *(value_in(s, name) for s in c.sets)] for name in different]
+            only.setdefault(", ".join(s.label for s in have), []).append(flag_name(name))
+    rows = [[flag_name(name), *(value_in(s, name) for s in c.sets)] for name in different]
     codes = [", ".join(dict.fromkeys(run.code or "unknown" for run in s.runs)) for s in c.sets]
     if len(set(codes)) > 1:
         rows.append(["code", *codes])
     head = ["differs between the sets", *c.labels]
     lines = [row(cells) for cells in [head, ["-"] * len(head), *rows]]
     if not rows:
-        lines = ["" if only else "Settings and code are the same in all sets."]
-    lines += [""] * bool(only)
-    lines += [f"Only {who} has the settings {', '.join(names)}." for who, names in only.items()]
-    if unknown := [s.label for s in c.sets if s not in known]:
+        lines = [] if only else ["Settings and code are the same in all sets."]
+    if only:
+        lines.append("")
+    for labels, names in only.items():
+        lines.append(f"Only {labels} has the settings {', '.join(names)}.")
+    unknown = [s.label for s in c.sets if s not in known]
+    if unknown:
         lines.append("")
         lines.append(f"{', '.join(unknown)}: only the flags of the commands are recorded.")
     return "\n".join(lines).strip("\n")
@@ -183,7 +190,7 @@ def differs_on_a_task(c: Comparison, name: str) -> bool:
 
 
 def value_in(s: RunSet, name: str) -> str:
-    """A setting's value in a set; where it depends on the task, each value with its tasks."""
+    """The value of a setting in a set; if it depends on the task, each value with its tasks."""
     values: dict[str, list[str]] = {}
     for task in s.tasks():
         values.setdefault(s.on(task)[0].settings.get(name, ABSENT), []).append(task)
@@ -192,14 +199,14 @@ def value_in(s: RunSet, name: str) -> str:
     return "; ".join(f"{value} ({', '.join(tasks)})" for value, tasks in values.items())
 
 
-# -- the verdict -------------------------------------------------------------------------------
+# -- regressions -------------------------------------------------------------------------------
 
 
 def verdicts(c: Comparison) -> list[str]:
-    """A line for each regression: across tasks, and on each task that has runs enough.
+    """A line for each set that is worse than the first: across tasks, or on a single task.
 
-    Each task is judged on its own, too: an interquartile mean does not see one broken task among
-    many. Refuses to judge on too few runs.
+    Single tasks are tested, too, because an interquartile mean ignores one broken task among many.
+    Too few runs are an error.
     """
     require(len(c.sets) > 1, "--fail-on-regression needs two sets of runs, see --help")
     for s, scores in zip(c.sets, c.scores, strict=True):
@@ -216,7 +223,7 @@ def verdicts(c: Comparison) -> list[str]:
         worse = ["across tasks"] if stats.regressed(base, new, TOLERANCE) else []
         for task, a, b in zip(c.shared, base, new, strict=True):
             if min(len(a), len(b)) < FEWEST:
-                say(f"{label}: fewer than {FEWEST} runs on {task}: not judged on its own")
+                say(f"{label}: fewer than {FEWEST} runs on {task}: this task is not tested alone")
             elif stats.regressed([a], [b], TOLERANCE, resamples=10_000):
                 worse.append(f"on {task}")
         if worse:

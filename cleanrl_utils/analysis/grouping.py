@@ -1,6 +1,6 @@
-"""Which runs may be pooled: those with the same settings, each seed once.
+"""Group runs that may be averaged: the same settings, each seed once.
 
-Settings are compared as text, so that 1e6 on a command line and 1000000 in a record are the same.
+Settings are compared as text, so that 1e6 on a command line equals 1000000 in a record.
 """
 
 import json
@@ -11,17 +11,17 @@ from typing import Any, Protocol, TypeVar
 
 from cleanrl_utils.running.settings import FREE_TO_CHANGE, flag
 
-# The name of a run, its task and its seed; --num-seeds only says how many were trained together.
+# Name, task and seed of a run; --num-seeds is the number of runs that were trained together.
 IDENTITY = {"exp_name", "env_id", "seed", "num_seeds"}
-RESTARTS = "environment_restarts"  # checkpoints matter only where they restart environments
+RESTARTS = "environment_restarts"  # checkpoints matter only if they restart environments
 NOT_COMPARED = FREE_TO_CHANGE | IDENTITY | {"checkpoints"}
-NO_FLAGS = {"script", "steps", RESTARTS}
+NOT_FLAGS = {"script", "steps", RESTARTS}
 
 Settings = Mapping[str, str]
 
 
 def as_text(value: Any) -> str:
-    """A setting in one spelling: 1e6, 1000000.0 and "1_000_000" are all 1000000."""
+    """The canonical text of a setting: 1000000 for 1e6, 1000000.0 and "1_000_000"."""
     if isinstance(value, Mapping):
         return json.dumps(value, sort_keys=True)
     if isinstance(value, list | tuple):
@@ -42,7 +42,7 @@ def compared_settings(args: Mapping[str, Any]) -> dict[str, str]:
 
 
 def record_settings(record: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of a run folder, and the script that they belong to."""
+    """The compared settings of a run folder, and its script."""
     settings = {"script": record["script"], **compared_settings(record["args"])}
     if RESTARTS in summary:
         settings[RESTARTS] = as_text(summary[RESTARTS])
@@ -50,14 +50,14 @@ def record_settings(record: Mapping[str, Any], summary: Mapping[str, Any]) -> di
 
 
 def command_settings(command: str, script: str, steps: int) -> dict[str, str]:
-    """What a command line says about a run; its length stands for --total-timesteps."""
+    """The settings in a command line; `steps` takes the place of --total-timesteps."""
     args: dict[str, Any] = {}
     name = ""
     for word in shlex.split(command):
         if word.startswith("--"):
-            spelt, equals, value = word[2:].partition("=")
-            off = not equals and spelt.startswith("no-")
-            name = spelt.removeprefix("no-" if off else "").replace("-", "_")
+            typed, equals, value = word[2:].partition("=")
+            off = not equals and typed.startswith("no-")
+            name = typed.removeprefix("no-" if off else "").replace("-", "_")
             args[name] = value if equals else str(not off)
         elif name:
             args[name] = word
@@ -66,20 +66,21 @@ def command_settings(command: str, script: str, steps: int) -> dict[str, str]:
 
 
 def code_version(record: Mapping[str, Any]) -> str:
-    """The code of a run: the hash of its sources, or else its commit, * if files were changed."""
-    if code := record.get("code"):
+    """The hash of a run's sources, or else its commit, with * if files were changed."""
+    code = record.get("code")
+    if code:
         return str(code)[:12]
     git = record.get("git", {})
     return git.get("commit", "")[:12] + "*" * bool(git.get("dirty"))
 
 
-def spelt(name: str) -> str:
-    """A setting as the user knows it."""
-    return name.replace("_", " ") if name in NO_FLAGS else flag(name)
+def flag_name(name: str) -> str:
+    """The name of a setting for the user: its flag, if it is one."""
+    return name.replace("_", " ") if name in NOT_FLAGS else flag(name)
 
 
 def in_order(texts: set[str]) -> list[str]:
-    """Numbers by size, other texts by the alphabet."""
+    """Sort numbers by size, then other texts alphabetically."""
 
     def key(text: str) -> tuple[bool, float, str]:
         is_number = bool(re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", text))
@@ -92,14 +93,14 @@ ABSENT = "unset"
 
 
 def differing(many: Sequence[Settings]) -> dict[str, list[str]]:
-    """The settings that are not the same in all, with their values."""
+    """The settings that are not the same in all of `many`, with their values."""
     names = dict.fromkeys(name for settings in many for name in settings)
     values = {name: {settings.get(name, ABSENT) for settings in many} for name in names}
     return {name: in_order(found) for name, found in values.items() if len(found) > 1}
 
 
-def same(settings: Settings) -> Hashable:
-    """A key that equal settings share."""
+def settings_key(settings: Settings) -> Hashable:
+    """A dictionary key that is the same for equal settings."""
     return frozenset(settings.items())
 
 
@@ -111,9 +112,10 @@ S = TypeVar("S", bound=Seeded)
 
 
 def newest_per_seed(runs: Sequence[S]) -> list[S]:
-    """Of runs with the same settings, oldest first, the last one of each seed."""
+    """The last run of each seed; `runs` have the same settings and are sorted oldest first."""
     return list({run.seed: run for run in runs}.values())
 
 
 def count(number: int, what: str) -> str:
+    """1 run, 2 runs."""
     return f"{number} {what}" + "s" * (number != 1)

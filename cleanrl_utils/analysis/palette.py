@@ -1,4 +1,4 @@
-"""Colours of lines in charts: distinct ones, so that no two lines of a chart look alike."""
+"""Colours for charts, all distinct."""
 
 import colorsys
 
@@ -10,7 +10,7 @@ COLORS = [
 
 
 def colors(count: int) -> list[str]:
-    """`count` different colours; after COLORS, hues a golden angle apart."""
+    """`count` distinct colours: COLORS, then hues a golden angle apart."""
     found = COLORS[:count]
     for i in range(count - len(COLORS)):
         hue = i * 0.618034 % 1

@@ -1,4 +1,4 @@
-"""Sets of runs to compare. Within a set, runs of a task differ by their seeds alone."""
+"""Sets of runs to compare. Within a set, the runs of a task differ only in their seeds."""
 
 import itertools
 import sys
@@ -6,48 +6,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cleanrl_utils.analysis import grouping, sources
-from cleanrl_utils.analysis.grouping import count, spelt
+from cleanrl_utils.analysis.grouping import count, flag_name
 from cleanrl_utils.analysis.sources import OneRun
 from cleanrl_utils.analysis.tables import RETURN
 from cleanrl_utils.errors import BadInput, require
 
-SAME_LENGTH = 1.1  # the last values of runs of one length lie no further apart than this
+SAME_LENGTH = 1.1  # largest ratio of last steps among runs of one length
 
 
 @dataclass
 class SetArgs:
     exp_names: tuple[str, ...] = ()
-    """experiments to compare; --exp-name is the same"""
+    """experiments to compare"""
     exp_name: str = ""
-    """one experiment"""
+    """a single experiment, as --exp-names"""
     tags: tuple[str, ...] = ()
-    """tags to compare: those that WANDB_TAGS or the benchmark gave to runs"""
+    """tags to compare, as set by WANDB_TAGS or the benchmark tool"""
     commits: tuple[str, ...] = ()
-    """commits to compare, or their first letters"""
+    """commits to compare, in full or shortened"""
     split_by: tuple[str, ...] = ()
-    """settings to compare: every value of each makes a set, e.g. --split-by learning-rate"""
+    """settings to compare, one set per value, e.g. --split-by learning-rate"""
     where: tuple[str, ...] = ()
     """use only runs with these settings, e.g. --where total-timesteps=500000 gamma=0.99"""
     env_ids: tuple[str, ...] = ()
-    """tasks; unset: all that the sets have in common"""
+    """environments; unset: all that the sets have in common"""
     runs_dir: tuple[str, ...] = ()
-    """folders with runs; unset: runs, if no other source is named"""
+    """folders of runs; unset: runs, if no other source is given"""
     results: bool = False
-    """read the committed results of benchmark/results"""
+    """use the committed results of benchmark/results"""
     results_dir: str = ""
-    """committed results in another folder; implies --results"""
+    """folder of committed results; implies --results"""
     wandb_project_name: str = ""
-    """read the runs of this Weights & Biases project"""
+    """project on Weights & Biases to read runs from"""
     wandb_entity: str = ""
-    """team or user of that project; unset: your own"""
+    """team or user on Weights & Biases; unset: your own"""
     scan_history: bool = False
-    """read every value from Weights & Biases, not a sample of 10,000; run folders are read whole"""
+    """read every value from Weights & Biases instead of a sample of 10,000"""
     metric: str = RETURN
-    """metric to compare; more is better"""
+    """metric to compare; higher is better"""
     metric_last_n_average_window: int = 100
-    """a run's score is the mean of this many last values of the metric"""
+    """number of last values of the metric whose mean is a run's score"""
     unfinished: bool = False
-    """also count runs that have not finished, whatever their length"""
+    """also use unfinished runs, of any length"""
     fail_on_regression: bool = False
     """exit with status 1 if a set is worse than the first one"""
 
@@ -65,10 +65,13 @@ class SetArgs:
 
 @dataclass
 class RunSet:
+    """Runs that are compared as one, on one or several tasks."""
+
     label: str
     runs: list[OneRun]
 
     def on(self, env_id: str) -> list[OneRun]:
+        """The runs on a task."""
         return [run for run in self.runs if run.env_id == env_id]
 
     def tasks(self) -> list[str]:
@@ -80,7 +83,7 @@ def say(text: str) -> None:
 
 
 def find_sets(args: SetArgs) -> list[RunSet]:
-    """Every combination of source, experiment, tag, commit and split setting makes a set."""
+    """Find the sets: one per combination of source, experiment, tag, commit and split setting."""
     found, places = find_everything(args)
     if args.env_ids:
         found = [run for run in found if run.env_id in args.env_ids]
@@ -88,7 +91,7 @@ def find_sets(args: SetArgs) -> list[RunSet]:
     names = args.exp_names
     if not (names or args.tags or args.commits or args.split_by or len(places) > 1):
         names = tuple(sorted({run.exp_name for run in found}))
-        of_tasks = " of these tasks" * bool(args.env_ids)
+        of_tasks = " of these tasks" if args.env_ids else ""
         require(bool(names), f"{', '.join(places)}: no run{of_tasks}")
     named = (tuple(places), names or (None,), args.tags or (None,), args.commits or (None,))
     split = [name.removeprefix("--").replace("-", "_") for name in args.split_by]
@@ -104,9 +107,9 @@ def find_sets(args: SetArgs) -> list[RunSet]:
     require(bool(sets), "--split-by: no run has these settings")
     sources.read_curves([run for s in sets for run in s.runs])
     for s in sets:
-        drop_silent(s, args)
+        drop_without_metric(s, args)
         check_length(s, args)
-        say_what_is_mixed(s)
+        note_differences(s)
     return sets
 
 
@@ -121,10 +124,16 @@ def find_everything(args: SetArgs) -> tuple[list[OneRun], list[str]]:
         found += sources.runs_of_folder(folder)
         places.append(folder)
     if args.wandb_project_name:
-        project = (args.wandb_project_name, args.wandb_entity)
-        wanted = (args.exp_names, args.env_ids, args.tags)
-        found += sources.runs_of_wandb(*project, args.metric, *wanted, args.scan_history)
-        places.append(sources.wandb_path(*project))
+        found += sources.runs_of_wandb(
+            args.wandb_project_name,
+            args.wandb_entity,
+            args.metric,
+            args.exp_names,
+            args.env_ids,
+            args.tags,
+            args.scan_history,
+        )
+        places.append(sources.wandb_path(args.wandb_project_name, args.wandb_entity))
     return found, places
 
 
@@ -135,13 +144,13 @@ def filter_by_settings(runs: list[OneRun], where: Sequence[str]) -> list[OneRun]
         name = name.removeprefix("--").replace("-", "_")
         values = values_of(runs, name, "--where")
         text = grouping.as_text(value)
-        require(text in values, f"--where {word}: no such run; there is {', '.join(values)}")
+        require(text in values, f"--where {word}: no such run; runs have {', '.join(values)}")
         runs = [run for run in runs if run.settings.get(name) == text]
     return runs
 
 
 def values_of(runs: list[OneRun], name: str, used_in: str) -> tuple[str, ...]:
-    """All values of a setting."""
+    """All values of a setting; an error if no run has it, which names the flag `used_in`."""
     values = {run.settings[name] for run in runs if name in run.settings}
     if not values:
         raise BadInput(f"{used_in} {name.replace('_', '-')}: no run has this setting")
@@ -149,7 +158,7 @@ def values_of(runs: list[OneRun], name: str, used_in: str) -> tuple[str, ...]:
 
 
 def belongs(run: OneRun, choice: Sequence[str | None], split: Sequence[str]) -> bool:
-    """Whether a run is of this source, experiment, tag and commit, and has these split settings."""
+    """Whether a run has this source, experiment, tag, commit and these values of split settings."""
     source, name, tag, commit, *values = choice
     if run.source != source or name not in (None, run.exp_name):
         return False
@@ -165,24 +174,25 @@ def belongs(run: OneRun, choice: Sequence[str | None], split: Sequence[str]) -> 
 def label_of(
     choice: Sequence[str | None], choices: Sequence[Sequence[str | None]], split: Sequence[str]
 ) -> str:
-    """The name of a set: what tells it apart from the others."""
+    """The name of a set: the choices in which it differs from other sets."""
     texts: list[str | None] = [*choice[:4]]
     for name, value in zip(split, choice[4:], strict=True):
         texts.append(f"{name.replace('_', '-')}={value}")
-    tell_apart = [str(t) for t, options in zip(texts, choices, strict=True) if len(options) > 1]
+    distinct = [str(t) for t, options in zip(texts, choices, strict=True) if len(options) > 1]
     source, exp_name, tag, commit = choice[:4]
-    return ", ".join(tell_apart) or str(exp_name or tag or commit or source)
+    return ", ".join(distinct) or str(exp_name or tag or commit or source)
 
 
 def choose(runs: list[OneRun], label: str, args: SetArgs) -> list[OneRun]:
-    """The runs of a set that count: finished, equal settings, the newest one of each seed."""
+    """The runs of a set that count: finished, with equal settings, the newest of each seed."""
     chosen: list[OneRun] = []
     counted = [run for run in runs if run.finished or args.unfinished]
     for task in dict.fromkeys(run.env_id for run in counted):
         mine = [run for run in counted if run.env_id == task]
         check_same_settings(mine, f"{label} on {task}")
         chosen += grouping.newest_per_seed(mine)
-    if dropped := len(counted) - len(chosen):
+    dropped = len(counted) - len(chosen)
+    if dropped:
         say(f"{label}: {count(dropped, 'earlier run')} of the same tasks and seeds left out")
     seeds = {(run.env_id, run.seed) for run in chosen}
     lost = [run for run in runs if not run.finished and (run.env_id, run.seed) not in seeds]
@@ -196,14 +206,14 @@ def choose(runs: list[OneRun], label: str, args: SetArgs) -> list[OneRun]:
 
 
 def check_same_settings(runs: list[OneRun], name: str) -> None:
-    """Refuse runs that differ by more than their seeds."""
+    """Refuse runs that differ in more than their seeds."""
     different = grouping.differing([run.settings for run in runs])
     if not different:
         return
-    alternatives = "; ".join(f"{spelt(n)} {' or '.join(v)}" for n, v in different.items())
+    alternatives = "; ".join(f"{flag_name(n)} {' or '.join(v)}" for n, v in different.items())
     by_settings: dict[object, list[OneRun]] = {}
     for run in runs:
-        by_settings.setdefault(grouping.same(run.settings), []).append(run)
+        by_settings.setdefault(grouping.settings_key(run.settings), []).append(run)
     largest = max(by_settings.values(), key=len)[0].settings
     flags = {n: n.replace("_", "-") for n in different}
     where = " ".join(f"{flags[n]}={largest[n]}" for n in different if n in largest)
@@ -213,8 +223,8 @@ def check_same_settings(runs: list[OneRun], name: str) -> None:
     )
 
 
-def drop_silent(s: RunSet, args: SetArgs) -> None:
-    """Leave out runs that never logged the metric, and say so."""
+def drop_without_metric(s: RunSet, args: SetArgs) -> None:
+    """Leave out runs that never logged the metric, with a note."""
     for run in [run for run in s.runs if args.metric not in run.curves]:
         s.runs.remove(run)
         why = "no finished episode" if args.metric == RETURN else f"never logged {args.metric}"
@@ -234,8 +244,8 @@ def check_length(s: RunSet, args: SetArgs) -> None:
         say(message)
 
 
-def say_what_is_mixed(s: RunSet) -> None:
-    """Name what may differ within a set: code, and settings from task to task."""
+def note_differences(s: RunSet) -> None:
+    """Print what differs within a set: versions of the code, and settings between tasks."""
     codes: dict[str, int] = {}
     for run in s.runs:
         codes[run.code] = codes.get(run.code, 0) + 1
@@ -243,6 +253,7 @@ def say_what_is_mixed(s: RunSet) -> None:
         texts = [f"{code or 'unknown'} ({count(number, 'run')})" for code, number in codes.items()]
         say(f"{s.label}: runs of different code: {', '.join(texts)}")
     firsts = [s.on(task)[0].settings for task in s.tasks()]
-    if different := grouping.differing(firsts):
-        names = ", ".join(map(spelt, different))
-        say(f"{s.label}: settings differ from task to task: {names}")
+    different = grouping.differing(firsts)
+    if different:
+        names = ", ".join(map(flag_name, different))
+        say(f"{s.label}: settings differ between tasks: {names}")

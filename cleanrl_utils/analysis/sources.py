@@ -1,4 +1,4 @@
-"""Where the runs of a comparison come from: run folders, committed results, Weights & Biases."""
+"""Sources of runs to compare: run folders, committed results, Weights & Biases."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +24,8 @@ class Curve:
 
 @dataclass
 class OneRun:
+    """A run from any source."""
+
     name: str
     source: str
     exp_name: str
@@ -33,11 +35,11 @@ class OneRun:
     tags: tuple[str, ...]
     settings: dict[str, str]  # those that can move a learning curve
     code: str = ""  # version of the code
-    all_settings: bool = True  # False where only the flags of the command are known
+    all_settings: bool = True  # False if only the flags of the command are known
     finished: bool = True
     curves: dict[str, Curve] = field(default_factory=dict)
-    final: float | None = None  # where the source keeps the score itself
-    folder: tables.RunFolder | None = None  # what the curves are read from
+    final: float | None = None  # the score, if the source has it
+    folder: tables.RunFolder | None = None  # to read the curves from
 
     def score(self, metric: str, window: int) -> float:
         if self.final is not None:
@@ -74,7 +76,7 @@ def runs_of_folder(folder: str) -> list[OneRun]:
 
 
 def read_curves(runs: Iterable[OneRun]) -> None:
-    """Read the metrics of those runs that have a folder."""
+    """Read the metrics of the runs that have a folder."""
     mine = [run for run in runs if run.folder is not None]
     folders = [run.folder for run in mine if run.folder is not None]
     for run, table in zip(mine, tables.read_all(folders), strict=True):
@@ -88,13 +90,15 @@ def read_curves(runs: Iterable[OneRun]) -> None:
 
 
 def runs_of_results(folder: str) -> list[OneRun]:
-    """Committed results: their curves are short, their scores exact (of the last 100 episodes)."""
+    """Committed results; curves have few points, scores are of the last 100 episodes."""
     place = Path(folder) if folder else committed.COMMITTED
     facts = {fact["run"]: fact for fact in committed.facts(folder=place).to_dict("records")}
     found = []
     for name, rows in committed.load(folder=place).groupby("run"):
         fact = facts[name]
-        values = (rows[c].to_numpy() for c in ("step", "seconds", "episodic_return"))
+        curve = Curve(
+            rows["step"].to_numpy(), rows["seconds"].to_numpy(), rows["episodic_return"].to_numpy()
+        )
         known = isinstance(fact.get("code"), str)
         found.append(
             OneRun(
@@ -108,7 +112,7 @@ def runs_of_results(folder: str) -> list[OneRun]:
                 settings=tables.fact_settings(fact),
                 code=fact["code"] if known else fact["commit"] + "*" * bool(fact["dirty"]),
                 all_settings=isinstance(fact.get("settings"), dict),
-                curves={tables.RETURN: Curve(*values)},
+                curves={tables.RETURN: curve},
                 final=float(fact["final_return"]),
             )
         )
@@ -124,7 +128,7 @@ def runs_of_wandb(
     tags: Sequence[str] = (),
     scan_history: bool = False,
 ) -> list[OneRun]:
-    """Runs of a Weights & Biases project that can belong to a set."""
+    """The runs of a Weights & Biases project with these experiments, tasks and tags."""
     try:
         import wandb
     except ImportError:
@@ -162,7 +166,7 @@ def runs_of_wandb(
             if len(columns):
                 one.curves[metric] = Curve(columns[:, 1], columns[:, 2], columns[:, 0])
             found.append(one)
-    except Exception as error:  # of many kinds: no account, no network, no such project
+    except Exception as error:  # no account, no network, no such project, ...
         text = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"--wandb-project-name {path}: cannot be read ({text[:200]})") from None
     return found

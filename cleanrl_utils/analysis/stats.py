@@ -1,4 +1,4 @@
-"""Statistics of sets of runs, in plain NumPy: what a few runs per task allow to say.
+"""Statistics of sets of runs with few runs per task, in NumPy.
 
 A set is a list of arrays, one per task, each with the final scores of its runs. Intervals come from
 the stratified bootstrap: runs are drawn again with replacement, within their own task. See Agarwal
@@ -13,23 +13,24 @@ Set = Sequence[np.ndarray]
 
 RESAMPLES = 50_000
 CONFIDENCE = 0.95
-CHUNK = 4_000_000  # numbers at a time: keeps the memory small, whatever the number of runs
+CHUNK = 4_000_000  # numbers per batch of resamples: limits the memory
 
 
 def interval(samples: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The middle `confidence` of bootstrap samples."""
+    """The percentile interval of bootstrap samples."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(samples, [tail, 1 - tail])
     return float(low), float(high)
 
 
 def iqm(scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Interquartile mean over the last axis: mean of the middle half, deaf to single outliers.
+    """Interquartile mean over the last axis: mean of the middle half, robust to outliers.
 
-    Unweighted, a quarter of the runs (rounded down) is left out on either side.
+    Without weights, a quarter of the runs (rounded down) is left out on either side.
     """
     if weights is None:
-        ordered, cut = np.sort(scores, axis=-1), scores.shape[-1] // 4
+        ordered = np.sort(scores, axis=-1)
+        cut = scores.shape[-1] // 4
         return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
     order = np.argsort(scores, axis=-1)
     edges = np.cumsum((weights / weights.sum())[order], axis=-1)
@@ -38,7 +39,7 @@ def iqm(scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 
 
 def task_weights(runs: Set) -> np.ndarray | None:
-    """Weights with which every task counts the same; None if each has equally many runs."""
+    """Weights that make all tasks count the same; None if all have equally many runs."""
     sizes = np.array([len(scores) for scores in runs])
     return None if len(set(sizes)) == 1 else np.repeat(1 / sizes, sizes)
 
@@ -49,9 +50,11 @@ def set_iqm(runs: Set) -> float:
 
 def bootstrap_iqm(runs: Set, seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
     """The set's interquartile mean in each of `resamples` stratified resamplings."""
-    random, weights = np.random.default_rng(seed), task_weights(runs)
+    random = np.random.default_rng(seed)
+    weights = task_weights(runs)
     total = sum(len(scores) for scores in runs)
-    out, chunk = [], max(1, CHUNK // total)
+    chunk = max(1, CHUNK // total)
+    out = []
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)
         drawn = [scores[random.integers(0, len(scores), (count, len(scores)))] for scores in runs]
@@ -62,26 +65,26 @@ def bootstrap_iqm(runs: Set, seed: int = 0, resamples: int = RESAMPLES) -> np.nd
 def difference(
     old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, tuple[float, float]]:
-    """Interquartile mean of `new` less that of `old`, and its interval."""
+    """Interquartile mean of `new` minus that of `old`, and its interval."""
     samples = bootstrap_iqm(new, seed + 1, resamples) - bootstrap_iqm(old, seed, resamples)
     return set_iqm(new) - set_iqm(old), interval(samples)
 
 
 def profile(runs: Set, levels: np.ndarray) -> np.ndarray:
-    """Performance profile: the share of runs that score above each level; tasks count the same."""
-    shares = [(scores[:, None] > levels).mean(0) for scores in runs]
-    return np.mean(shares, axis=0)
+    """Performance profile: the fraction of runs that score above each level, mean over tasks."""
+    fractions = [(scores[:, None] > levels).mean(0) for scores in runs]
+    return np.mean(fractions, axis=0)
 
 
 def profile_interval(
     runs: Set, levels: np.ndarray, seed: int = 0, resamples: int = 2000
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pointwise interval of the profile."""
+    """Pointwise interval of the performance profile."""
     random = np.random.default_rng(seed)
     total: np.ndarray | float = 0.0
     for scores in runs:
         n = len(scores)
-        counts = random.multinomial(n, np.full(n, 1 / n), resamples)  # how often each is drawn
+        counts = random.multinomial(n, np.full(n, 1 / n), resamples)  # how often each run is drawn
         total = total + counts @ (scores[:, None] > levels) / n
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.asarray(total) / len(runs), [tail, 1 - tail], axis=0)
@@ -91,9 +94,10 @@ def profile_interval(
 def improvement(
     old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, tuple[float, float]]:
-    """Probability that a run of `new` beats one of `old` on the same task, a tie counting half."""
+    """Probability that a run of `new` beats a run of `old` on the same task; ties count half."""
     random = np.random.default_rng(seed)
-    points, samples = [], np.zeros(resamples)
+    points = []
+    samples = np.zeros(resamples)
     for a, b in zip(old, new, strict=True):
         wins = (b[:, None] > a) + 0.5 * (b[:, None] == a)
         points.append(wins.mean())
@@ -106,20 +110,21 @@ def improvement(
 def regressed(
     old: Set, new: Set, smallest: float = 0.0, seed: int = 0, resamples: int = RESAMPLES
 ) -> bool:
-    """Whether `new` is worse beyond doubt, and by more than `smallest`.
+    """Whether `new` is significantly worse than `old`, and by more than `smallest`.
 
-    It is if the 95% interval of the difference of the interquartile means lies below zero and the
-    sets' own 95% intervals do not overlap. The first alone would flag one of forty comparisons of
-    identical code, which is too many for a check that every change has to pass.
+    Both must hold: the 95% interval of the difference of the interquartile means lies below zero,
+    and the 95% intervals of the two sets do not overlap. The first alone would flag one of forty
+    comparisons of identical code, too many for a check of every change.
     """
-    before, after = bootstrap_iqm(old, seed, resamples), bootstrap_iqm(new, seed + 1, resamples)
+    before = bootstrap_iqm(old, seed, resamples)
+    after = bootstrap_iqm(new, seed + 1, resamples)
     apart = interval(after)[1] < interval(before)[0]
     below = interval(after - before)[1] < 0
     return bool(apart and below and set_iqm(old) - set_iqm(new) > smallest)
 
 
 def mean_and_std(values: Sequence[float] | np.ndarray, digits: int = 2) -> str:
-    """Mean ± sample standard deviation over seeds; one seed has no deviation."""
+    """Mean ± sample standard deviation over seeds; for one seed the mean alone."""
     numbers = np.asarray(values, float)
     mean = f"{numbers.mean():.{digits}f}"
     return f"{mean} ± {numbers.std(ddof=1):.{digits}f}" if len(numbers) > 1 else mean

@@ -1,4 +1,4 @@
-"""A study of Optuna's: open it, and show it as one web page."""
+"""An Optuna study: open it, and show it as one web page."""
 
 import html
 import time
@@ -21,11 +21,11 @@ try:
 except ImportError:
     raise missing_package("optuna", "optuna") from None
 
-ATTEMPTS = 4  # to open a study that several machines create at once: one of them makes the tables
+ATTEMPTS = 4  # to open a study: several machines may create its tables at once
 
 
 class AnyTrial:
-    """Optuna's trial, with the names that suggestions had in its earlier versions."""
+    """Optuna's trial, also with the names that suggest_float had in earlier versions."""
 
     def __init__(self, trial: Trial):
         self._trial = trial
@@ -44,10 +44,10 @@ class AnyTrial:
 
 
 def open_study(storage: str, **settings: Any) -> optuna.Study:
-    """The study, new or old."""
+    """Open a study, or create it."""
     try:
         make_url(storage)
-    except (ArgumentError, ValueError):  # which may show a part of the password
+    except (ArgumentError, ValueError):  # their text may show a part of the password
         raise BadInput(
             "Tuner: storage is not a database URL like sqlite:///cleanrl_hpopt.db"
         ) from None
@@ -70,7 +70,7 @@ def without_password(storage: str) -> str:
 
 
 def study_page(study: optuna.Study, facts: list[str], command: str) -> str:
-    """One self-contained page: facts, the command of the best settings, Optuna's figures."""
+    """A self-contained page: facts, the command with the best settings, Optuna's figures."""
     counts = {state: 0 for state in TrialState}
     for trial in study.get_trials(deepcopy=False):
         counts[trial.state] += 1
@@ -82,13 +82,13 @@ def study_page(study: optuna.Study, facts: list[str], command: str) -> str:
     parts += [f"<p>{html.escape(fact)}</p>" for fact in [f"Trials: {trials}.", *facts]]
     parts += [f"<pre>{html.escape(command)}</pre>"]
     for number, figure in enumerate(figures(study)):
-        # The first figure brings plotly along; a page must not need the network.
+        # The first figure includes plotly, so that the page needs no network.
         parts.append(figure.to_html(full_html=False, include_plotlyjs=number == 0))
     return "\n".join(parts)
 
 
 def figures(study: optuna.Study) -> list[Any]:
-    """What Optuna can draw of this study: plots that need more trials than it has are left out."""
+    """Optuna's figures of this study, without those that need more trials than it has."""
     from optuna import importance, visualization
 
     def importances(study: optuna.Study) -> Any:

@@ -1,4 +1,4 @@
-"""Runs as tables: find them, read their metrics, summarise each one, and show groups of seeds."""
+"""Tables of runs: find runs, read their metrics, summarise each, and average over seeds."""
 
 import os
 import re
@@ -17,14 +17,16 @@ from cleanrl_utils.errors import require
 from cleanrl_utils.running import folder as run_folder
 
 RETURN = "charts/episodic_return"
-LAST = 100  # episodes of a run's final return
-POINTS = 100  # points of a curve
+LAST = 100  # episodes that a run's final return is the mean of
+POINTS = 100  # per curve
 KEY_VERSIONS = {"python", "torch", "jax", "gymnasium", "numpy", "ale-py", "envpool", "mujoco"}
 KEY_VERSIONS |= {"brax", "gymnax"}
 
 
 @dataclass
 class RunFolder:
+    """A run folder and its record."""
+
     folder: Path
     record: dict[str, Any]
 
@@ -42,9 +44,10 @@ class RunFolder:
 
 
 def find_runs(where: str | Path) -> list[RunFolder]:
-    """Every run at or below a folder, oldest first; trials of the tuner only if `where` is theirs.
+    """Every run at or below a folder, oldest first.
 
-    Folders whose names begin with a dot, such as runs/.tuner, are skipped.
+    Folders whose names begin with a dot are skipped: the trials of the tuner, in runs/.tuner, are
+    found only if `where` is such a folder.
     """
     found = run_folder.find_records(where)
     return [RunFolder(folder, record) for folder, record in found]
@@ -56,25 +59,28 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
 
 
 def read_all(runs: Sequence[RunFolder]) -> Iterable[pd.DataFrame]:
-    """The metrics of many runs, in their order, read at once: the parser needs no Python lock."""
+    """The metrics of many runs, in their order; read in threads, as the parser releases the GIL."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         yield from pool.map(RunFolder.metrics, runs)
 
 
 def read_many(runs: Sequence[RunFolder]) -> pd.DataFrame:
-    """All logged values of many runs; before the columns of one: run, exp_name, env_id, seed."""
+    """All logged values of many runs; the first columns are run, exp_name, env_id, seed."""
     require(bool(runs), "no runs to read")
     tables = list(read_all(runs))
     tags = sorted(set().union(*(table.tag.cat.categories for table in tables)))
     counts = []
-    for table in tables:  # the same categories, so that they stay numbers in the large table
+    for table in tables:  # the same categories everywhere, so that concat keeps them
         table["tag"] = table.tag.cat.set_categories(tags)
         counts.append(len(table))
     which = np.repeat(np.arange(len(runs)), counts)
-    about = {"run": [run.folder.name for run in runs]}
-    about |= {k: [run.record["args"].get(k) for run in runs] for k in ("exp_name", "env_id")}
+    labels = {
+        "run": [run.folder.name for run in runs],
+        "exp_name": [run.record["args"].get("exp_name") for run in runs],
+        "env_id": [run.record["args"].get("env_id") for run in runs],
+    }
     table = pd.concat(tables, ignore_index=True)
-    for i, (name, values) in enumerate(about.items()):
+    for i, (name, values) in enumerate(labels.items()):
         table.insert(i, name, pd.Categorical(pd.Series(values).take(which)))
     table.insert(3, "seed", np.array([run.record["args"].get("seed", 0) for run in runs])[which])
     return table
@@ -84,7 +90,7 @@ def read_many(runs: Sequence[RunFolder]) -> pd.DataFrame:
 
 
 def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
-    """One row about a run: its name and settings, how long it took, its returns."""
+    """A row about a run: name, settings, time, returns, and where it ran."""
     metrics = run.metrics()
     returns = metrics.loc[metrics.tag == tag, "value"].to_numpy()
     record = run.record
@@ -99,7 +105,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
         "seed": args["seed"],
         "steps": int(metrics.step.max()) if len(metrics) else 0,
         "seconds": round(float(metrics.seconds.max()), 1) if len(metrics) else 0.0,
-        "episodes": int(metrics.tag.str.startswith(tag).sum()),  # of each player, where several
+        "episodes": int(metrics.tag.str.startswith(tag).sum()),  # counts each player's
         "final_return": round(float(returns[-LAST:].mean()), 3) if len(returns) else np.nan,
         "best_return": round(best_window(returns), 3) if len(returns) else np.nan,
         "commit": git.get("commit", "")[:12],
@@ -115,20 +121,20 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
 
 
 def command(record: dict[str, Any]) -> str:
-    """The command of a run, without the folder that it was kept in."""
+    """The command of a run, without --runs-dir."""
     words = " ".join(["python", f"cleanrl/{record['script']}.py", *record["command"][1:]])
     return re.sub(r" --runs[-_]dir[ =]\S+", "", words)
 
 
 def best_window(returns: np.ndarray) -> float:
-    """The best mean of LAST episodes in a row."""
+    """The highest mean return of LAST consecutive episodes."""
     width = min(LAST, len(returns))
     sums = np.cumsum(np.concatenate([[0.0], returns]))
     return float((sums[width:] - sums[:-width]).max() / width)
 
 
 def curve(run: RunFolder, tag: str = RETURN, points: int = POINTS) -> pd.DataFrame:
-    """A run's curve in `points` equal spans of steps: mean value and last time of each."""
+    """A run's learning curve: mean value and last time in each of `points` equal spans of steps."""
     metrics = run.metrics()
     total = metrics.step.max()
     rows = metrics[metrics.tag == tag]
@@ -148,7 +154,7 @@ def curve(run: RunFolder, tag: str = RETURN, points: int = POINTS) -> pd.DataFra
 
 @dataclass
 class Group:
-    """Runs that differ by their seed alone, each seed once."""
+    """Runs that differ only in their seed, each seed once."""
 
     exp_name: str
     env_id: str
@@ -162,25 +168,27 @@ class Group:
         return f"{self.exp_name} on {self.env_id}"
 
     def final_return(self) -> str:
-        """Mean ± sample standard deviation over seeds; says how many finished no episode."""
+        """Mean ± sample standard deviation over seeds, and how many seeds finished no episode."""
         known = self.runs.final_return.dropna()
-        silent = int((self.runs.episodes == 0).sum())
-        if silent == len(self.runs):
+        no_episode = int((self.runs.episodes == 0).sum())
+        if no_episode == len(self.runs):
             return "no finished episode"
         text = stats.mean_and_std(known) if len(known) else "-"
-        missing = f" ({silent} of {count(len(self.runs), 'seed')} finished no episode)"
-        return text + missing * bool(silent)
+        if no_episode:
+            text += f" ({no_episode} of {count(len(self.runs), 'seed')} finished no episode)"
+        return text
 
     def best_return(self) -> str:
         known = self.runs.best_return.dropna()
         return f"{known.mean():.2f}" if len(known) else "-"
 
     def steps(self) -> str:
-        first, last = self.runs.steps.min(), self.runs.steps.max()
-        return f"{last:,}" if first == last else f"{first:,} to {last:,}"
+        shortest = self.runs.steps.min()
+        longest = self.runs.steps.max()
+        return f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
 
     def notes(self) -> list[str]:
-        """What a reader of the row has to know."""
+        """Notes below the table: runs that were not counted, different versions of the code."""
         found = []
         if self.superseded:
             runs = count(self.superseded, "earlier run")
@@ -193,14 +201,14 @@ class Group:
 
 
 def fact_settings(fact: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of a row about a run; earlier results have its command alone."""
+    """The settings of a row about a run; from its command in older results, which lack them."""
     if isinstance(fact.get("settings"), Mapping):
         return dict(fact["settings"])
     return grouping.command_settings(fact["command"], fact["script"], fact["steps"])
 
 
 def groups(facts: pd.DataFrame) -> list[Group]:
-    """Rows about runs, oldest first, grouped by what was set; the newest run of a seed counts."""
+    """Group rows about runs, oldest first, by their settings; the newest run of a seed counts."""
     facts = facts.copy()
     facts["finished"] = facts.get("finished", True)
     facts["episodes"] = facts.get("episodes", facts.final_return.notna().astype(int))
@@ -209,7 +217,7 @@ def groups(facts: pd.DataFrame) -> list[Group]:
     by_commit = facts.commit + facts.dirty.map({True: "*", False: ""})
     facts["code"] = facts.code.where(facts.code.notna(), by_commit)
     facts["set"] = [fact_settings(fact) for fact in facts.to_dict("records")]
-    facts["key"] = facts["set"].map(grouping.same)
+    facts["key"] = facts["set"].map(grouping.settings_key)
     keys = ["exp_name", "env_id", "finished", "key"]
     found = []
     for (exp_name, env_id, finished, _), mine in facts.groupby(keys, sort=False):
@@ -220,14 +228,18 @@ def groups(facts: pd.DataFrame) -> list[Group]:
 
 
 def what_differs(group: Group, others: Sequence[Group]) -> str:
-    """How a group differs from the others of the same name and environment."""
+    """The settings in which a group differs from others of the same name and environment."""
     different = grouping.differing([other.settings for other in others])
-    values = [f"{grouping.spelt(n)} {group.settings.get(n, grouping.ABSENT)}" for n in different]
-    return ", ".join(values + ["not finished"] * (not group.finished))
+    values = [
+        f"{grouping.flag_name(n)} {group.settings.get(n, grouping.ABSENT)}" for n in different
+    ]
+    if not group.finished:
+        values.append("not finished")
+    return ", ".join(values)
 
 
 def table(facts: pd.DataFrame) -> str:
-    """Final returns over seeds as Markdown: a row for each group of settings, then notes."""
+    """Final returns over seeds as a Markdown table, a row per group of settings, then notes."""
     every = groups(facts)
     rows = []
     notes = []
@@ -242,7 +254,9 @@ def table(facts: pd.DataFrame) -> str:
     head = ["script", "environment", "return", "best", "seeds", "steps", "minutes", "settings"]
     width = len(head) if any(row[-1] for row in rows) else len(head) - 1
     lines = [markdown_row(cells[:width]) for cells in [head, ["-"] * len(head), *rows]]
-    return "\n".join([*lines, *([""] if notes else []), *(f"note: {note}" for note in notes)])
+    if notes:
+        lines += ["", *(f"note: {note}" for note in notes)]
+    return "\n".join(lines)
 
 
 def markdown_row(cells: Iterable[str]) -> str:

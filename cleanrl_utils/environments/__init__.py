@@ -1,1 +1,1 @@
-"""Making environments of every family, and the wrappers that Gymnasium lacks."""
+"""Environments of every family, vector environments, and wrappers that Gymnasium lacks."""

@@ -1,18 +1,18 @@
 """The Atari wrappers that Gymnasium lacks. Each script composes its own chain, in this order:
 
-    # ALE/Breakout-v5 would skip 4 frames by itself
+    # else ALE/Breakout-v5 skips 4 frames by itself
     env = gym.make(env_id, frameskip=1, obs_type="grayscale")
-    env = gym.wrappers.RecordEpisodeStatistics(env)  # below EpisodicLife: it counts whole games
+    env = gym.wrappers.RecordEpisodeStatistics(env)  # below EpisodicLife: counts whole games
     env = NoopReset(env)
     env = MaxAndSkip(env)
     env = EpisodicLife(env)
     env = FireReset(env)
     env = ClipReward(env)
-    ... then Gymnasium's resize and frame stack; the console itself is asked for gray pictures
+    ... then Gymnasium's resize and frame stack; ALE itself returns grayscale images
 
-`frameskip=1` is what `BreakoutNoFrameskip-v4` has anyway, so the line serves both kinds of id.
+`BreakoutNoFrameskip-v4` has `frameskip=1` anyway, so that the line is right for both kinds of id.
 A game may end while EpisodicLife or FireReset resets. Its statistics are then in the info of that
-reset, which a vector environment hands on like the info of any step: no game goes unlogged.
+reset, which a vector environment returns like the info of any step: every game is logged.
 """
 
 from functools import reduce
@@ -30,7 +30,7 @@ Step = tuple[Frame, SupportsFloat, bool, bool, Info]
 
 
 class NoopReset(gym.Wrapper):
-    """Start each game with 1 to `noop_max` idle frames: a deterministic game gets random starts."""
+    """Start each game with 1 to `noop_max` no-op frames: random starts of a deterministic game."""
 
     def __init__(self, env: gym.Env, noop_max: int = 30):
         super().__init__(env)
@@ -42,14 +42,16 @@ class NoopReset(gym.Wrapper):
         for _ in range(self.np_random.integers(1, self.noop_max + 1)):
             obs, _, terminated, truncated, new_info = self.env.step(NOOP)
             info = info | new_info
-            if terminated or truncated:  # nobody played that game: its statistics are dropped
+            if terminated or truncated:  # a game without play: drop its statistics
                 obs, info = self.env.reset()
         return obs, info
 
 
 class MaxAndSkip(gym.Wrapper):
-    """Repeat an action for `skip` frames and show the brighter of the last two, pixel by pixel:
-    the Atari draws some objects on every other frame only."""
+    """Repeat an action for `skip` frames and return the pixelwise maximum of the last two.
+
+    The Atari draws some objects only on every other frame.
+    """
 
     def __init__(self, env: gym.Env, skip: int = 4):
         super().__init__(env)
@@ -57,19 +59,21 @@ class MaxAndSkip(gym.Wrapper):
 
     def step(self, action: int) -> Step:
         frames: list[Frame] = []
-        total_reward: Any = 0.0  # a vector where several play
+        total_reward: Any = 0.0  # a vector in games of several players
         for _ in range(self.skip):
             frame, reward, terminated, truncated, info = self.env.step(action)
             frames.append(frame)
             total_reward = total_reward + reward
             if terminated or truncated:
-                break  # `frames` holds this step's frames alone, so the last ones are never stale
+                break  # `frames` holds only frames of this step
         return reduce(np.maximum, frames[-2:]), total_reward, terminated, truncated, info
 
 
 class EpisodicLife(gym.Wrapper):
-    """A lost life ends the episode for the learner, who so learns to value it; the game goes on, so
-    that what lies behind the first life is seen too."""
+    """End the episode when a life is lost, so that the agent learns to avoid it.
+
+    The game itself continues, so that the agent also sees what comes after the first life.
+    """
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -78,16 +82,17 @@ class EpisodicLife(gym.Wrapper):
 
     def step(self, action: int) -> Step:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        # at 0 lives the game says when it is over: openai/baselines saw Qbert go on for a while
+        # at 0 lives wait for the game to end: openai/baselines saw Qbert continue for some frames
         lost_life = 0 < info["lives"] < self.lives
         self.lives = info["lives"]
         self.game_goes_on = lost_life and not (terminated or truncated)
         return obs, reward, terminated or lost_life, truncated, info
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Frame, Info]:
-        """A new game, unless a life was just lost: then one idle step into the next life.
+        """Start a new game, or after a lost life take one no-op step into the next life.
 
-        With a seed it is always a new game: a seed promises a known state, also in mid-game."""
+        With a seed it is always a new game, because a seed means a known state.
+        """
         info: Info = {}
         over = not self.game_goes_on or seed is not None
         if not over:
@@ -95,14 +100,18 @@ class EpisodicLife(gym.Wrapper):
             over = terminated or truncated
         if over:
             obs, new_info = self.env.reset(seed=seed, options=options)
-            info = info | new_info  # keeps the statistics of a game that the idle step ended
-        self.lives, self.game_goes_on = info["lives"], False
+            info = info | new_info  # keep the statistics of a game that the no-op step ended
+        self.lives = info["lives"]
+        self.game_goes_on = False
         return obs, info
 
 
 class EnvPoolLives(EpisodicLife):
-    """EpisodicLife above MaxAndSkip, with the starts of EnvPool: games and lives alike begin with
-    some idle frames and one frame of FIRE, in games that have it. No NoopReset, no FireReset."""
+    """EpisodicLife above MaxAndSkip that starts games and lives as EnvPool does.
+
+    Both begin with some no-op frames and, in games that have it, one frame of FIRE. It replaces
+    NoopReset and FireReset.
+    """
 
     def __init__(self, env: MaxAndSkip, noop_max: int = 30):
         super().__init__(env)
@@ -121,13 +130,16 @@ class EnvPoolLives(EpisodicLife):
             if terminated or truncated:
                 obs, new_info = self.env.reset()
                 info = info | new_info
-        self.lives, self.game_goes_on = info["lives"], False
+        self.lives = info["lives"]
+        self.game_goes_on = False
         return obs, info
 
 
 class FireReset(gym.Wrapper):
-    """Press FIRE after a reset, in games that have it: many stand still until then. And action 2
-    after it, as openai/baselines does."""
+    """Press FIRE after a reset in games that have it, as many do not start without it.
+
+    Action 2 follows, as in openai/baselines.
+    """
 
     def __init__(self, env: gym.Env, attempts: int = 10):
         super().__init__(env)
@@ -139,28 +151,28 @@ class FireReset(gym.Wrapper):
         for _ in range(self.attempts):
             for action in (FIRE, 2):
                 obs, _, terminated, truncated, new_info = self.env.step(action)
-                info = info | new_info  # the newest counts, and what an ended game said is kept
+                info = info | new_info  # keep the statistics of a game that ended here
                 if terminated or truncated:
                     break
             else:
                 return obs, info
             obs, new_info = self.env.reset()
             info = info | new_info
-        return obs, info  # FIRE ends every episode here: better unpressed than terminal
+        return obs, info  # FIRE ended every attempt: start without it
 
 
 class Grayscale(gym.wrappers.GrayscaleObservation):
-    """Gymnasium's, for games that are not the console's own; it says so of what is no picture."""
+    """Gymnasium's wrapper, for environments other than ALE's; stops if there are no images."""
 
     def __init__(self, env: gym.Env):
-        game = getattr(env.spec, "id", env.unwrapped)
-        pictures = len(env.observation_space.shape or ()) == 3
-        require(pictures, f"--env-id {game}: this script is for pictures; ppo.py or dqn.py are not")
+        env_id = getattr(env.spec, "id", env.unwrapped)
+        has_images = len(env.observation_space.shape or ()) == 3
+        require(has_images, f"--env-id {env_id}: has no images: use ppo.py or dqn.py")
         super().__init__(env)
 
 
 class ClipReward(gym.RewardWrapper):
-    """The sign of the reward: one learning rate then fits games that count by 1 or by 1,000."""
+    """Replace rewards by their sign, so that one learning rate suits games of any scale."""
 
     def reward(self, reward: Any) -> Any:
         return np.sign(reward)

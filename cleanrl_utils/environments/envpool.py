@@ -1,4 +1,4 @@
-"""EnvPool's environments: many games stepped at once by threads in C++."""
+"""EnvPool's environments: many games stepped at once by C++ threads."""
 
 import difflib
 from functools import partial
@@ -26,22 +26,20 @@ def make_pool(task: str, **settings: Any) -> Any:
         raise BadInput(f"--env-id: EnvPool has no {task}{hint}")
     try:
         return envpool.make(task, env_type="gymnasium", **settings)
-    except TypeError:  # of a setting that only other environments have
-        raise BadInput(f"--env-id {task}: not one of the games that this script plays") from None
-    except ImportError as error:  # of a game that needs more than EnvPool itself
+    except TypeError:  # the environment does not have all settings
+        raise BadInput(f"--env-id {task}: not one of the games of this script") from None
+    except ImportError as error:  # the game needs a system library
         if "Qt" not in str(error):
             raise
         packages = "apt-get install --no-install-recommends libqt5gui5 libqt5core5a"
-        raise BadInput(
-            f"--env-id {task} needs two libraries of Qt; on Debian: {packages}"
-        ) from None
+        raise BadInput(f"--env-id {task} needs two Qt libraries; on Debian: {packages}") from None
 
 
 class Pool:
     """EnvPool's environments as a vector environment with next-step autoreset.
 
-    EnvPool can neither be saved nor seeded again: a checkpoint of it starts new games, whose seed
-    is the number of checkpoints so far. So a resumed run is the same as one never interrupted.
+    EnvPool can neither be saved nor seeded again: each checkpoint starts new games, seeded by the
+    number of checkpoints so far. So a resumed run equals an uninterrupted one.
     """
 
     restarts = True
@@ -49,7 +47,9 @@ class Pool:
 
     def __init__(self, task: str, num_envs: int, seed: int, **settings: Any):
         self.make = partial(make_pool, task, num_envs=num_envs, **settings)
-        self.num_envs, self.seed, self.number = num_envs, seed, 0
+        self.num_envs = num_envs
+        self.seed = seed
+        self.number = 0  # of checkpoints so far
         self._start()
         self.single_observation_space = self.pool.single_observation_space
         self.single_action_space = self.pool.single_action_space
@@ -69,16 +69,16 @@ class Pool:
 
     @property
     def ended(self) -> np.ndarray:
-        """Whose episode has ended: the next step only resets."""
+        """The environments whose episode has ended: their next step only resets."""
         if self.pool is None:
             self._start()
         return self._ended
 
     def step(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As Gymnasium's; infos have the return and length of whole games, rewards unclipped."""
+        """Like Gymnasium's step; infos hold return and length of whole games, rewards unclipped."""
         self._obs, reward, terminated, truncated, infos = self.pool.step(actions)
         game_over = np.asarray(infos.get("terminated", terminated)) > 0
-        # EnvPool calls a game that ends exactly at the time limit only truncated.
+        # EnvPool marks a game that ends exactly at the time limit only as truncated.
         terminated = terminated | game_over
         truncated = truncated & ~terminated
         self._ended = terminated | truncated
@@ -100,7 +100,7 @@ class Pool:
         self.number = saved["number"]
 
     def restart(self) -> None:
-        """Start the same games again."""
+        """Start the same games again, at the next use."""
         self.close()
 
     def close(self) -> None:
@@ -110,12 +110,13 @@ class Pool:
 
 
 class OneOfPool(gym.Env):
-    """A single one of EnvPool's environments, for what wants Gymnasium's: evaluation and video."""
+    """A single EnvPool environment with Gymnasium's interface, for evaluation and videos."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
 
     def __init__(self, task: str, render_mode: str | None = None):
-        self.task, self.render_mode = task, render_mode
+        self.task = task
+        self.render_mode = render_mode
         self.settings: dict[str, Any] = {"num_envs": 1, "num_threads": 1}
         if render_mode is not None:
             self.settings |= {"render_mode": render_mode, "render_width": 256, "render_height": 256}
@@ -125,7 +126,7 @@ class OneOfPool(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        if seed is not None:  # EnvPool takes it only where it makes an environment
+        if seed is not None:  # EnvPool accepts a seed only when it makes an environment
             self.pool.close()
             self.pool = make_pool(self.task, seed=seed % 2**31, **self.settings)
         obs, _ = self.pool.reset()
@@ -143,7 +144,7 @@ class OneOfPool(gym.Env):
 
 
 def make_one_of_pool(task: str, video_folder: str | Path | None = None) -> gym.Env:
-    """As `make`, for what only EnvPool has."""
+    """Make a single EnvPool environment, for games that only EnvPool has."""
     if video_folder is None:
         return OneOfPool(task)
     return record_video(OneOfPool(task, render_mode="rgb_array"), Path(video_folder))

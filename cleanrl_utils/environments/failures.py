@@ -1,4 +1,4 @@
-"""Environments that fail: one line that names the environment, and the user's own traceback."""
+"""Failing environments: one line that names the environment, and the user's own traceback."""
 
 import sys
 import traceback
@@ -11,23 +11,23 @@ import numpy as np
 
 from cleanrl_utils.errors import Stopped
 
-NOT_THE_USERS = (str(Path(gym.__file__).parent), str(Path(__file__).parent.parent))
+OUR_FOLDERS = (str(Path(gym.__file__).parent), str(Path(__file__).parent.parent))
 OLD_API = "this is the API of the old gym; Gymnasium's is"
 RESET_API = f"{OLD_API} reset(seed=None, options=None), which returns (observation, info)"
 STEP_API = f"{OLD_API} (observation, reward, terminated, truncated, info)"
 
 
 class EnvironmentFailed(Exception):
-    """What to say: a line, and the traceback of the user's code, if any is in it."""
+    """An environment failed: `line` says how; `trace`: traceback of the user's code, if any."""
 
     def __init__(self, line: str, trace: str = ""):
-        super().__init__(line, trace)  # all of it, as exceptions travel between processes by args
+        super().__init__(line, trace)  # both, because pickling keeps only the arguments
         self.line = line
         self.trace = trace
 
 
 class OldApi(Exception):
-    """An environment that was written for the old gym; the message says what to change."""
+    """An environment written for the old gym; the message says what to change."""
 
 
 def env_id(env: gym.Env) -> str:
@@ -38,7 +38,7 @@ def env_id(env: gym.Env) -> str:
 def users_traceback(error: BaseException) -> str:
     """The traceback without the frames of Gymnasium and of this project; empty if none is left."""
     every = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in every if not frame.filename.startswith(NOT_THE_USERS)]
+    frames = [frame for frame in every if not frame.filename.startswith(OUR_FOLDERS)]
     if not frames:
         return ""
     lines = ["Traceback of the environment's own code (most recent call last):\n"]
@@ -48,7 +48,7 @@ def users_traceback(error: BaseException) -> str:
 
 
 def check_outcome(outcome: Any) -> str:
-    """What is wrong with what a step returned; empty if nothing shows."""
+    """What is wrong with the result of a step; empty if nothing is found."""
     if not isinstance(outcome, tuple) or len(outcome) != 5:
         return ""
     reward = outcome[1]
@@ -60,7 +60,7 @@ def check_outcome(outcome: Any) -> str:
 
 
 def check_observation(obs: Any, space: gym.Space) -> str:
-    """How an observation does not fit its space; empty if it does, or if the space has no shape."""
+    """Why an observation is not in its space; empty if it is, or if the space has no shape."""
     if space.shape is None:
         return ""
     array = np.asarray(obs)
@@ -72,9 +72,11 @@ def check_observation(obs: Any, space: gym.Space) -> str:
 
 
 def all_finite(obs: Any, rewards: np.ndarray) -> bool:
-    """Whether no observation and no reward is NaN or infinite, for two microseconds a step.
+    """Whether all observations and rewards are finite.
 
-    The sum of squares of large numbers can be infinite, too: only such a sum is looked into."""
+    The sum of squares takes only two microseconds. Large numbers can overflow it, so each number is
+    checked if the sum is not finite.
+    """
     floats = isinstance(obs, np.ndarray) and obs.dtype.kind == "f"
     if isfinite(rewards.dot(rewards)) and (not floats or isfinite(np.vdot(obs, obs))):
         return True
@@ -82,7 +84,7 @@ def all_finite(obs: Any, rewards: np.ndarray) -> bool:
 
 
 def not_finite(obs: Any, rewards: np.ndarray) -> np.ndarray:
-    """The numbers of the environments whose observation or reward is NaN or infinite."""
+    """The indices of the environments whose observation or reward is NaN or infinite."""
     bad = ~np.isfinite(rewards)
     if isinstance(obs, np.ndarray) and obs.dtype.kind == "f":
         bad = bad | ~np.isfinite(obs.reshape(len(obs), -1)).all(1)
@@ -90,7 +92,7 @@ def not_finite(obs: Any, rewards: np.ndarray) -> np.ndarray:
 
 
 def stop_now(line: str) -> None:
-    """How a failure ends a process that has no run yet."""
+    """Stop the process; used until a run replaces it by its own way to stop."""
     raise Stopped(line)
 
 

@@ -1,4 +1,4 @@
-"""Making environments: families registered when their ids are asked for, clear errors, videos."""
+"""Make environments: register a family when its id is asked for, explain errors, record videos."""
 
 import contextlib
 import difflib
@@ -13,26 +13,25 @@ from typing import Any
 
 import gymnasium as gym
 
-from cleanrl_utils.errors import BadInput, missing_package, require, unsaid
+from cleanrl_utils.errors import BadInput, missing_package, require, silenced
 
-# pygame's SDL would catch SIGTERM for itself: `kill` and `timeout` could not end a run
+# SDL (pygame) would catch SIGTERM, and `kill` and `timeout` could not end a run
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
-
-# without the Gymnasium of 2023 that it declares
+# without its dependencies: it asks for a Gymnasium of 2023
 MEMORY_GYM = "pip install --no-deps -r requirements/no-deps.txt"
 
 
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
-    """gym.make for every family this project knows; films episodes into `video_folder` if given."""
+    """gym.make for all families of this project; records videos if `video_folder` is given."""
     register_family(env_id)
     if ":" in env_id and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # --env-id my_env:My-v0 finds my_env.py beside you
+        sys.path.append(os.getcwd())  # so that --env-id my_env:My-v0 finds ./my_env.py
     if video_folder is not None:
         kwargs["render_mode"] = "rgb_array"
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
         if sys.platform == "linux" and "DISPLAY" not in os.environ:
-            os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
+            os.environ.setdefault("MUJOCO_GL", "egl")  # render without a screen
     try:
         env = gym.make(env_id, **kwargs)
         return env if video_folder is None else record_video(env, Path(video_folder))
@@ -42,22 +41,22 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
         raise BadInput(f"--env-id {env_id}: {explain(env_id, error)}") from None
     except TypeError as error:
         if any(f"'{name}'" in str(error) for name in kwargs):
-            raise BadInput(f"--env-kwargs: {env_id} does not take this: {error}") from None
+            raise BadInput(f"--env-kwargs: {env_id} does not accept it: {error}") from None
         raise
 
 
 class Film(gym.wrappers.RecordVideo):
-    """Records the first episode, and later ones while recording takes a small share of the time."""
+    """Record the first episode, and later ones as long as recording takes little of the time."""
 
-    SHARE = 0.05
-    MOST_FRAMES = 3_000  # of an episode: the rest is not recorded
+    MAX_TIME_FRACTION = 0.05
+    MAX_FRAMES = 3_000  # per episode
 
     def __init__(self, env: gym.Env, folder: Path):
         self.spent = 0.0
         self.began = time.perf_counter()
         part = len({path.name.split("-episode")[0] for path in folder.glob("*.mp4")})
         env.metadata.setdefault("render_fps", 30)
-        with warnings.catch_warnings():  # of a folder that exists: names are new each time
+        with warnings.catch_warnings():  # nothing is overwritten: file names are new
             warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")
             super().__init__(
                 env,
@@ -66,14 +65,15 @@ class Film(gym.wrappers.RecordVideo):
                 name_prefix=f"part{part}",
                 disable_logger=True,
             )
-        self.episode_trigger = self.affordable  # Gymnasium deep-copies what the constructor gets
+        self.episode_trigger = self.affordable  # set here: the constructor would deep-copy it
 
     def affordable(self, episode: int) -> bool:
+        """Whether to record this episode."""
         elapsed = time.perf_counter() - self.began
-        return episode == 0 or self.spent < self.SHARE * elapsed
+        return episode == 0 or self.spent < self.MAX_TIME_FRACTION * elapsed
 
     def _capture_frame(self) -> None:
-        if len(self.recorded_frames) < self.MOST_FRAMES:
+        if len(self.recorded_frames) < self.MAX_FRAMES:
             began = time.perf_counter()
             super()._capture_frame()
             self.spent += time.perf_counter() - began
@@ -93,7 +93,7 @@ def is_atari(env_id: str) -> bool:
 
 
 def register_family(env_id: str) -> None:
-    """Let Gymnasium know the ids of packages that do not register themselves on import."""
+    """Register the environments of packages that Gymnasium does not know by itself."""
     if is_atari(env_id):
         try:
             import ale_py
@@ -112,15 +112,15 @@ def register_family(env_id: str) -> None:
 
 
 def quieten_mujoco() -> None:
-    """Version 4 of a task is what results are compared on: no two lines at each of its makings."""
+    """Hide the warnings about version 4 of a task, which published results use."""
     warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
     try:
         import mujoco
     except ImportError:
-        return  # making the environment says what to install
+        return  # gym.make will say what to install
 
     def show(text: str) -> None:
-        if "deprecated" not in text:  # of Gymnasium's model files
+        if "deprecated" not in text:  # about Gymnasium's model files
             print(f"mujoco: {text}", file=sys.stderr)
 
     mujoco.set_mju_user_warning(show)
@@ -144,7 +144,7 @@ def register_dm_control() -> None:
 
 
 def register_memory_gym() -> None:
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # it draws with pygame, on no screen
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame, without a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
@@ -154,15 +154,16 @@ def register_memory_gym() -> None:
         raise BadInput(f"memory-gym is not installed: {hint}") from None
     for cls in vars(memory_gym).values():
         if isinstance(cls, type):
-            # theirs would quit pygame, for all other environments as well
+            # its own close would quit pygame for all other environments as well
             cls.close = gym.Env.close  # type: ignore[attr-defined]
 
 
 def explain(env_id: str, error: Exception) -> str:
+    """The message of an error from gym.make, with similar ids if the id is unknown."""
     unknown = (gym.error.UnregisteredEnv, gym.error.RegistrationError, gym.error.DeprecatedEnv)
     if isinstance(error, unknown):
-        with contextlib.suppress(BadInput), unsaid():
-            register_family("ALE/")  # their names are near to what people type
+        with contextlib.suppress(BadInput), silenced():
+            register_family("ALE/")  # to suggest their names, too
         near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.6)
         if near and env_id not in near:
             return f"there is no such environment; nearest names: {', '.join(near)}"
@@ -170,11 +171,12 @@ def explain(env_id: str, error: Exception) -> str:
 
 
 def explain_missing(env_id: str, error: Exception) -> BadInput:
+    """The error for a package that is not installed or a version that no longer exists."""
     packages = {"mujoco": "mujoco", "ale_py": "atari", "dm_control": "dm_control"}
     for word in re.findall(r"\w+", str(error).lower()):
         if word in packages and not importable(word):
             return missing_package(word, packages[word])
-    name = re.sub(r"-v[234]$", "", env_id)  # versions that Gymnasium or mujoco has left behind
+    name = re.sub(r"-v[234]$", "", env_id)  # versions that Gymnasium or mujoco dropped
     if name != env_id and f"{name}-v5" in gym.registry:
         older = f"{name}-v4 or " if not env_id.endswith("-v4") and name != "Pusher" else ""
         return BadInput(f"--env-id {env_id} no longer exists: use {older}{name}-v5")
@@ -182,7 +184,7 @@ def explain_missing(env_id: str, error: Exception) -> BadInput:
 
 
 def importable(package: str) -> bool:
-    """Whether `import` would find it."""
+    """Whether a package is installed."""
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:
@@ -196,31 +198,35 @@ def first_line(error: Exception) -> str:
 def require_spaces(
     envs: gym.vector.VectorEnv, env_id: str, actions: type, instead: str, bounded: bool = False
 ) -> None:
-    """Stop unless actions are numbers from 0 (Discrete) or vectors (Box), within bounds if asked
-    for; `instead` is the script for the other one of these two."""
-    note_flattened_pictures(envs, env_id)
-    space, spaces = envs.single_action_space, gym.spaces
-    kind, has = type(space).__name__, f"--env-id {env_id} has"
-    hint = f": use {instead}" if isinstance(space, spaces.Discrete | spaces.Box) else ""
+    """Stop unless the action space is of type `actions`, Discrete (from 0) or Box (vectors).
+
+    `instead` is the script for the other type; `bounded`: the actions must have bounds.
+    """
+    warn_of_flattened_images(envs, env_id)
+    space = envs.single_action_space
+    kind = type(space).__name__
+    has = f"--env-id {env_id} has"
+    hint = f": use {instead}" if isinstance(space, gym.spaces.Discrete | gym.spaces.Box) else ""
     needs = f"{has} {kind} actions, this script needs {actions.__name__}{hint}"
     require(isinstance(space, actions), needs)
-    if isinstance(space, spaces.Discrete):
-        require(space.start == 0, f"{has} actions from {space.start} on, this script's begin at 0")
-    if isinstance(space, spaces.Box):
+    if isinstance(space, gym.spaces.Discrete):
+        numbers = f"{has} actions that start at {space.start}, this script needs actions from 0"
+        require(space.start == 0, numbers)
+    if isinstance(space, gym.spaces.Box):
         vectors = f"{has} actions of shape {space.shape}, this script needs vectors"
         require(len(space.shape) == 1, vectors)
         hint = "this script needs them: use ppo_continuous_action.py"
         require(not bounded or space.is_bounded(), f"{has} actions without bounds, {hint}")
 
 
-def note_flattened_pictures(envs: gym.vector.VectorEnv, env_id: str) -> None:
-    """A picture as one long vector is hardly ever what somebody wants."""
+def warn_of_flattened_images(envs: gym.vector.VectorEnv, env_id: str) -> None:
+    """Warn that this script makes one long vector of each image, hardly ever the right choice."""
     inner = getattr(envs, "envs", [None])[0]
     shape = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space()).shape
     flat = len(envs.single_observation_space.shape or ()) == 1
     if flat and shape is not None and len(shape) == 3:
         print(
-            f"note: --env-id {env_id} has pictures of {shape}, which this script flattens into"
+            f"note: --env-id {env_id} has images of shape {shape}, which this script flattens into"
             " vectors: ppo_atari.py and dqn_atari.py have convolutional networks",
             file=sys.stderr,
         )

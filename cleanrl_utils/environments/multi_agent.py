@@ -1,12 +1,12 @@
-"""Games of several players before one screen, as a Gymnasium environment: PettingZoo's for Atari.
+"""PettingZoo's Atari games, several players with one screen, as Gymnasium environments.
 
-    env = make_game("pong_v3")     # frames, and a vector of rewards: one of each player
+    env = make_game("pong_v3")     # frames, and a reward for each player
     ...                            # wrappers of frames
-    env = EachPlayer(env)          # (players, ...) observations, an action of each player
+    env = EachPlayer(env)          # observations of shape (players, ...), one action per player
 
-What `EachPlayer` returns as reward is the first player's: evaluation is self-play, and its return
-is that of the first player. Those of all of them are in the infos: `rewards`, `returns` of an ended
-episode, and `dead`, who takes no part any more. Vector environments hand them on, (games, players).
+The reward that `EachPlayer` returns is the first player's: evaluation is self-play and reports the
+return of the first player. The infos hold those of all players: `rewards`, `returns` of an ended
+episode, and `dead`, the players who are out. Vector environments return them as (games, players).
 """
 
 import difflib
@@ -24,7 +24,7 @@ from cleanrl_utils.errors import BadInput, missing_package, require
 
 
 def make_game(env_id: str, video_folder: str | Path | None = None) -> gym.Env:
-    """An Atari game of PettingZoo, say pong_v3, or what `parallel_env` of module:name makes."""
+    """Make an Atari game of PettingZoo, e.g. pong_v3, or the `parallel_env` of module:name."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     mode = None if video_folder is None else "rgb_array"
     if ":" in env_id:
@@ -35,9 +35,11 @@ def make_game(env_id: str, video_folder: str | Path | None = None) -> gym.Env:
             raise BadInput(f"--env-id {env_id}: {error}") from None
         game = maker(render_mode=mode)
     else:
-        roms, maker = find_roms(), find_atari(env_id)
-        gray = {"obs_type": "grayscale_image"}  # fastest from the console itself
-        game = maker.parallel_env(render_mode=mode, auto_rom_install_path=roms, **gray)
+        game = find_atari(env_id).parallel_env(
+            render_mode=mode,
+            auto_rom_install_path=find_roms(),
+            obs_type="grayscale_image",  # faster than converting colours later
+        )
     env = Game(game, mode)
     return env if video_folder is None else record_video(env, Path(video_folder))
 
@@ -70,28 +72,27 @@ def find_atari(env_id: str) -> Any:
 
 
 class Game(gym.Env):
-    """A PettingZoo game whose players see the same; each step returns a reward of each player."""
+    """A PettingZoo game whose players see the same screen; a step returns one reward per player."""
 
     def __init__(self, game: Any, render_mode: str | None = None):
-        inner = game.unwrapped  # twice as fast as with wrappers that only check
-        self.game = game if hasattr(inner, "agent_iter") else inner  # there players take turns
+        inner = game.unwrapped  # without wrappers that only check: twice as fast
+        self.game = game if hasattr(inner, "agent_iter") else inner  # keep the adapter of turns
         self.players = list(self.game.possible_agents)
         self.num_players = len(self.players)
-        self.metadata, self.render_mode = dict(game.metadata), render_mode
-        pictures, actions = (
-            [space(player) for player in self.players]
-            for space in (self.game.observation_space, self.game.action_space)
-        )
-        alike = all(x == space[0] for space in (pictures, actions) for x in space)
+        self.metadata = dict(game.metadata)
+        self.render_mode = render_mode
+        screens = [self.game.observation_space(player) for player in self.players]
+        actions = [self.game.action_space(player) for player in self.players]
+        equal = all(x == screens[0] for x in screens) and all(x == actions[0] for x in actions)
         discrete = isinstance(actions[0], gym.spaces.Discrete)
-        require(alike and discrete, "--env-id: its players must all have the same discrete actions")
-        shape: tuple[int, ...] = pictures[0].shape or ()
-        dtype = pictures[0].dtype
-        picture = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
+        require(equal and discrete, "--env-id: its players must all have the same discrete actions")
+        shape: tuple[int, ...] = screens[0].shape or ()
+        dtype = screens[0].dtype
+        is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
         require(
-            picture and dtype == np.uint8,
-            "--env-id: its players must see pictures of bytes, gray or in three colours; they see"
-            f" {type(pictures[0]).__name__} {shape} {dtype}",
+            is_image and dtype == np.uint8,
+            "--env-id: its players must see uint8 images, gray or in colour; they see"
+            f" {type(screens[0]).__name__} {shape} {dtype}",
         )
         shape = shape[:2] if shape[2:] == (1,) else shape
         self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
@@ -104,15 +105,18 @@ class Game(gym.Env):
         return self._screen(obs), {"dead": self.dead.copy()}
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
-        """One action of each player, or a single one for all of them."""
+        """Step with one action per player, or with a single action for all of them."""
         actions = np.broadcast_to(action, self.num_players).tolist()
-        chosen = zip(self.players, actions, self.dead, strict=True)
-        outcome = self.game.step({player: action for player, action, dead in chosen if not dead})
-        obs, reward, terminated, truncated, _ = outcome
+        by_player = {}
+        for player, own_action, dead in zip(self.players, actions, self.dead, strict=True):
+            if not dead:
+                by_player[player] = own_action
+        obs, reward, terminated, truncated, _ = self.game.step(by_player)
         self.dead |= [terminated.get(player, True) for player in self.players]
         rewards = np.array([reward.get(player, 0) for player in self.players], np.float64)
-        ends = bool(self.dead.all()), any(truncated.values())
-        return self._screen(obs), rewards, *ends, {"dead": self.dead.copy()}
+        game_over = bool(self.dead.all())
+        info = {"dead": self.dead.copy()}
+        return self._screen(obs), rewards, game_over, any(truncated.values()), info
 
     def _screen(self, obs: dict[str, np.ndarray]) -> np.ndarray:
         return next(iter(obs.values())).reshape(self.observation_space.shape)
@@ -128,8 +132,10 @@ class Game(gym.Env):
 
 
 class EachPlayer(gym.Wrapper):
-    """Frames, (n, height, width), for each player: with one more channel per player, which is 1 for
-    the one who looks, and 0 for the others."""
+    """The frames, (n, height, width), once per player, with a one-hot code of that player.
+
+    The code is one further channel per player: 1 for the observing player, 0 for the others.
+    """
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -143,7 +149,7 @@ class EachPlayer(gym.Wrapper):
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
         frames, info = self.env.reset(**kwargs)
-        return self._seen(frames), info | {"rewards": np.zeros(self.num_players)}
+        return self._observations(frames), info | {"rewards": np.zeros(self.num_players)}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         frames, rewards, terminated, truncated, info = self.env.step(action)
@@ -151,8 +157,8 @@ class EachPlayer(gym.Wrapper):
             info["returns"] = np.asarray(info["episode"]["r"])
             info["episode"] = info["episode"] | {"r": info["returns"][0]}
         info["rewards"] = rewards
-        return self._seen(frames), float(rewards[0]), terminated, truncated, info
+        return self._observations(frames), float(rewards[0]), terminated, truncated, info
 
-    def _seen(self, frames: np.ndarray) -> np.ndarray:
+    def _observations(self, frames: np.ndarray) -> np.ndarray:
         self.view[:, : self.frames] = frames
         return self.view.copy()

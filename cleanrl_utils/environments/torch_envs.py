@@ -1,12 +1,12 @@
-"""Thousands of environments on the GPU, tensors in and tensors out: Isaac Gym's, or Brax's instead.
+"""Thousands of environments on the GPU with tensors as input and output: Isaac Gym or Brax.
 
     envs = make_tensor_envs("Ant", 4096, seed, run)
     envs.reset(seed)                         # or load_state_dict, by --resume
     obs = envs.observe()
     obs, outcome = envs.step(actions)        # outcome is (len(OUTCOME), num_envs)
 
-Next-step autoreset, as everywhere: an episode's last observation is what its last action led to,
-and the step after it only resets. Nothing here waits for the GPU.
+Next-step autoreset, as in all scripts: the last observation of an episode is the one its last
+action led to, and the next step only resets. Nothing in this module waits for the GPU.
 """
 
 import os
@@ -32,19 +32,20 @@ HAS_ISAAC_GYM = importlib.util.find_spec("isaacgym") is not None
 
 
 def make_tensor_envs(task: str, num_envs: int, seed: int, run: Any) -> Any:
-    """`num_envs` environments on the run's device; says whose they are."""
+    """Make `num_envs` environments on the run's device, and print which package they are from."""
     if HAS_ISAAC_GYM:
-        run.say(f"{task} is Isaac Gym's")
+        run.say(f"{task}: from Isaac Gym")
         return IsaacTensors(task, num_envs, seed, run)
-    run.say(f"{task} is Brax's {brax_name(task)}, as isaacgym is not installed")
+    run.say(f"{task}: {brax_name(task)} from Brax, because isaacgym is not installed")
     return BraxTensors(task, num_envs, run.device)
 
 
 def brax_name(task: str) -> str:
-    """Brax's name for what Isaac Gym calls Ant, Humanoid or Cartpole; its other tasks likewise."""
+    """The name in Brax of Isaac Gym's Ant, Humanoid or Cartpole, or of a task of Brax itself."""
     known = {name.replace("_", ""): name for name in import_brax()._envs if name != "fast"}
     known["cartpole"] = "inverted_pendulum"
-    if (name := known.get(task.replace("_", "").lower())) is None:
+    name = known.get(task.replace("_", "").lower())
+    if name is None:
         raise BadInput(
             f"--env-id {task}: needs Isaac Gym, which is not installed; Brax has Ant, Humanoid,"
             f" Cartpole and {', '.join(known)}"
@@ -53,9 +54,9 @@ def brax_name(task: str) -> str:
 
 
 class BraxTensors:
-    """Brax's environments for torch: memory is handed over by dlpack, without a copy."""
+    """Brax's environments for torch; dlpack shares memory without a copy."""
 
-    STARTS = 16  # steps after which the states that new episodes start from are drawn anew
+    STARTS = 16  # draw new initial states every this many steps
 
     def __init__(self, task: str, num_envs: int, device: torch.device):
         if device.type == "cpu":
@@ -66,19 +67,21 @@ class BraxTensors:
             (kind == "cpu") == (device.type == "cpu"),
             f"torch is on {device.type}, JAX on {kind}: install JAX for the GPU, or use --no-cuda",
         )
-        self.env, self.num_envs = Brax.make(brax_name(task)), num_envs
+        self.env = Brax.make(brax_name(task))
+        self.num_envs = num_envs
         self.single_observation_space = self.env.observation_space
         self.single_action_space = self.env.action_space
         self._begin = jax.jit(lambda key, n: begin(self.env, jax.random.fold_in(key, n), num_envs))
         self._step = jax.jit(self._advance, donate_argnums=0)
 
     def reset(self, seed: int) -> None:
-        self.key, self.count = jax.random.key(seed), 0
+        self.key = jax.random.key(seed)
+        self.count = 0
         episodes = self.env.stagger(self._begin(self.key, 0))
         self.now = episodes, jnp.zeros(self.num_envs, bool)
 
     def observe(self) -> Tensor:
-        self.kept: tuple = (self.now[0].obs + 0,)  # what the next step gives away is no output
+        self.kept: tuple = (self.now[0].obs + 0,)  # a copy: the next step donates self.now
         return torch.from_dlpack(self.kept[0])
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,14 +89,16 @@ class BraxTensors:
 
     def load_state_dict(self, saved: Any) -> None:
         state = checkpoint.restore(self.state_dict(), saved)
-        self.key, self.count, self.now = state["key"], state["count"], state["now"]
+        self.key = state["key"]
+        self.count = state["count"]
+        self.now = state["now"]
         self.starts = self._begin(self.key, self.count // self.STARTS * self.STARTS + 1)
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Torch and JAX each work on a stream of their own, and dlpack lets one wait for the other.
+        """Step all environments. Torch and JAX use separate streams, which dlpack synchronises.
 
-        The last outputs live until the next step is on its way: it waits for the actions, hence for
-        all that torch did with them before.
+        `self.kept` keeps the last outputs alive until the next step is launched. That step waits
+        for the actions, and so for everything torch computed from these outputs.
         """
         if self.count % self.STARTS == 0:
             self.starts = self._begin(self.key, self.count + 1)
@@ -113,42 +118,49 @@ class BraxTensors:
             return jnp.where(ended.reshape(-1, *(1,) * (on.ndim - 1)), start, on)
 
         episodes = jax.tree.map(choose, starts, after)
-        terminated, done = terminated & ~ended, (terminated | truncated) & ~ended
-        scores = (jnp.where(done, episodes.ret, jnp.nan), episodes.length)
-        rows = (jnp.where(ended, 0, reward), terminated, done, ~ended, *scores)
+        done = (terminated | truncated) & ~ended
+        rows = (
+            jnp.where(ended, 0, reward),
+            terminated & ~ended,
+            done,
+            ~ended,
+            jnp.where(done, episodes.ret, jnp.nan),
+            episodes.length,
+        )
         outcome = jnp.stack([row.astype(jnp.float32) for row in rows])
         return (episodes, done), (episodes.obs + 0, outcome)
 
 
 class IsaacTensors:
-    """Isaac Gym's environments. Written after its interface, and never run by us: see the script.
+    """Isaac Gym's environments, written for its interface but never tested with it: see the script.
 
-    It has one simulation per process, which cannot start anew from a seed: a resumed run goes on
-    with the same agent, but in other episodes.
+    It has one simulation per process, which cannot be seeded again: a resumed run continues with
+    the same agent, but in other episodes.
     """
 
     def __init__(self, task: str, num_envs: int, seed: int, run: Any):
         import isaacgymenvs
 
-        film, device = run.args.capture_video, str(run.device)
+        video = run.args.capture_video
+        device = str(run.device)
         self.envs = isaacgymenvs.make(
             seed=seed,
             task=task,
             num_envs=num_envs,
             sim_device=device,
             rl_device=device,
-            graphics_device_id=0 if film else -1,
-            headless=not film,
+            graphics_device_id=0 if video else -1,
+            headless=not video,
             multi_gpu=False,
-            virtual_screen_capture=film,
-            force_render=film,
+            virtual_screen_capture=video,
+            force_render=video,
         )
         self.single_action_space = gym.spaces.Box(-1, 1, self.envs.action_space.shape)
         infinite = float("inf")
         shape = self.envs.observation_space.shape
         self.single_observation_space = gym.spaces.Box(-infinite, infinite, shape)
-        if film:
-            from gym.wrappers import RecordVideo  # of the old gym, which Isaac Gym is made for
+        if video:
+            from gym.wrappers import RecordVideo  # the old gym, which Isaac Gym needs
 
             every = run.args.record_video_step_frequency
             trigger = lambda step: step % every == 0  # noqa: E731
@@ -175,12 +187,13 @@ class IsaacTensors:
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor]:
         obs, reward, done, infos = self.envs.step(actions.clamp(-1, 1))
-        real, done = ~self.ended, done.bool() & ~self.ended
+        real = ~self.ended
+        done = done.bool() & real
         truncated = infos.get("time_outs", torch.zeros_like(done)).bool()
         reward = reward * real
         self.returns.mul_(real).add_(reward)
         self.lengths.mul_(real).add_(real)
-        scores = torch.where(done, self.returns, torch.nan), self.lengths
-        rows = (reward, done & ~truncated, done, real, *scores)
+        episodic_return = torch.where(done, self.returns, torch.nan)
+        rows = (reward, done & ~truncated, done, real, episodic_return, self.lengths)
         self.ended = done
         return obs["obs"], torch.stack([row.float() for row in rows])

@@ -1,21 +1,22 @@
-"""Gymnasium's vector environments, made so that a checkpoint can hold them.
+"""Gymnasium's vector environments, with a state that a checkpoint can hold.
 
     envs = SyncVectorEnv([make_env(...), ...])      # AsyncVectorEnv: a process per environment
     envs.reset(seed=1)
     start = run.resume(total, agent=agent, envs=envs)
-    next_obs, ended = envs.obs, envs.ended          # the latest observations; whose episode ended
+    envs.obs                                        # the latest observations
+    envs.ended                                      # where an episode ended in the last step
 
 Next-step autoreset, as in Gymnasium: the observation is the one an action led to, and the step
 after an episode's end only resets the environment; its action is ignored.
 
 Most environments cannot be serialised, so they are replayed. Each game (a reset of the innermost
 environment) is seeded by its number. A checkpoint stores that number and the actions since the game
-began; a resumed run makes the environment anew and takes the same actions again. Training never
-notices. A replay that leads to another observation shows that the environment is not deterministic:
-its episode then counts as truncated, and the next step starts a new one.
+began; a resumed run makes a new environment and takes the same actions again, which does not affect
+training. If the replay ends in another observation, the environment is not deterministic: its
+episode then counts as truncated, and the next step starts a new one.
 
-An environment that fails (an exception, an observation that does not fit its space, a process that
-dies) ends the run with one line, which says which one it was, and where its game was.
+An environment that fails (an exception, an observation that is not in its space, a process that
+dies) ends the run with one line that names the environment, its game and its step.
 """
 
 import multiprocessing
@@ -50,10 +51,12 @@ class SeededGames(gym.Wrapper):
         self.begin(seed=0)
 
     def begin(self, seed: int, number: int = 0) -> None:
-        self.seed, self.number = seed, number
+        """Let the next reset start game `number` + 1 of this seed."""
+        self.seed = seed
+        self.number = number
         self.rom_loaded = False
         self.console: np.ndarray | None = None
-        self.outcome: Any = None  # of the latest step, as the environment itself returned it
+        self.outcome: Any = None  # what the environment itself returned for the latest step
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         self.outcome = outcome = self.env.step(action)
@@ -67,7 +70,7 @@ class SeededGames(gym.Wrapper):
         if self.ale is None or not self.rom_loaded:
             self.rom_loaded = True
             return self._reset(seed=seed, options=options)
-        # ALE's reset(seed) would load the ROM again, 130 ms: keep the console's state instead.
+        # ALE's reset(seed) would load the ROM again, in 130 ms: keep the console's state instead.
         if self.console is None:
             self.console = np.frombuffer(self._clone(), np.uint8)
         self.unwrapped.np_random = gym.utils.seeding.np_random(seed)[0]
@@ -113,7 +116,7 @@ def insert_seeds(env: gym.Env) -> tuple[gym.Env, SeededGames]:
 
 
 class Replayable(gym.Wrapper):
-    """The outermost wrapper: starts the next episode by itself and records the open game."""
+    """The outermost wrapper: resets by itself after an episode and records the current game."""
 
     def __init__(self, env: gym.Env, index: int = 0):
         self.env_id = failures.env_id(env)
@@ -121,7 +124,7 @@ class Replayable(gym.Wrapper):
         env, self.games = insert_seeds(env)
         super().__init__(env)
         self.ended = False
-        self.calls: list[Any] = []  # since the game began: actions, None for a reset
+        self.calls: list[Any] = []  # actions since the game began, None for a reset
         self.game_before = 0
         self.console_before: np.ndarray | None = None
         self.to_replay: State = {}
@@ -149,26 +152,27 @@ class Replayable(gym.Wrapper):
             self.ended = bool(outcome[2] or outcome[3])
         except Exception as error:
             raise self._failed(error) from None
-        self._record(deepcopy(action) if isinstance(action, np.ndarray) else action, number)
+        self._record(action.copy() if isinstance(action, np.ndarray) else action, number)
         return outcome
 
     def _record(self, action: Any, number: int) -> None:
         if self.games.number != number:  # a new game began: nothing older matters
             self.calls = []
-            self.game_before, self.console_before = number, self.games.console
+            self.game_before = number
+            self.console_before = self.games.console
             self.games.console = None
         self.calls.append(action)
 
     def _failed(self, error: Exception) -> EnvironmentFailed:
         if isinstance(error, OldApi):
-            return EnvironmentFailed(self.says(str(error)))
-        odd = failures.check_outcome(self.games.outcome)
-        return EnvironmentFailed(self.says(odd or one_line(error)), failures.users_traceback(error))
+            return EnvironmentFailed(self.failure_line(str(error)))
+        cause = failures.check_outcome(self.games.outcome) or one_line(error)
+        return EnvironmentFailed(self.failure_line(cause), failures.users_traceback(error))
 
-    def says(self, what: str) -> str:
-        """A line about this environment and how far its game is."""
+    def failure_line(self, cause: str) -> str:
+        """The error line of this environment: its index, id, game and step, and the cause."""
         where = f"step {len(self.calls)} of its game {self.games.number}"
-        return f"environment {self.index} ({self.env_id}) failed in {where}: {what}"
+        return f"environment {self.index} ({self.env_id}) failed in {where}: {cause}"
 
     def saved_state(self) -> State:
         actions = [action for action in self.calls if action is not None]
@@ -183,7 +187,7 @@ class Replayable(gym.Wrapper):
         }
 
     def replay(self) -> Any:
-        """Repeat the game of `to_replay`; returns its last observation, None if that fails."""
+        """Replay the game of `to_replay`; returns its last observation, None if it differs."""
         saved = self.to_replay
         self.games.restore(saved["seed"], saved["game_before"], saved["console_before"])
         self.ended = False
@@ -192,34 +196,34 @@ class Replayable(gym.Wrapper):
         try:
             for is_reset in saved["resets"]:
                 obs = self.reset()[0] if is_reset else self.step(next(actions))[0]
-        except Exception:  # an environment that cannot take these actions again
+        except Exception:  # the environment refuses the same actions
             return None
         same = (self.games.number, self.ended) == (saved["game"], saved["ended"])
         return obs if same else None
 
-    def start_anew(self) -> None:
-        """Let the next step start a new game."""
+    def start_new_game(self) -> None:
+        """Make the next step start a new game."""
         self.games.begin(self.to_replay["seed"], self.to_replay["game"])
         self.ended = True
 
 
-class Saved:
-    """State of vector environments whose environments are Replayable."""
+class ReplayState:
+    """The state of vector environments made of Replayable environments."""
 
-    nbytes = 0  # of a checkpoint, next to nothing
+    nbytes = 0  # in a checkpoint, next to nothing
     obs: Any  # the latest observations
-    ended: np.ndarray  # whose episode has ended: the next step only resets
+    ended: np.ndarray  # True where an episode has ended: the next step only resets
     num_envs: int
     call: Callable
     set_attr: Callable
-    stop: Callable[[str], None] = staticmethod(failures.stop_now)  # a run puts its own here
+    stop: Callable[[str], None] = staticmethod(failures.stop_now)  # replaced by the run
 
     def _fail(self, line: str, trace: str = "") -> None:
         failures.show(trace)
         self.stop(line)
 
     def _fail_not_finite(self, rewards: np.ndarray) -> None:
-        lines = self.call("says", "its observation or its reward is NaN or infinite")
+        lines = self.call("failure_line", "its observation or its reward is NaN or infinite")
         self._fail(lines[failures.not_finite(self.obs, rewards)[0]])
 
     def state_dict(self) -> State:
@@ -230,25 +234,25 @@ class Saved:
         replayed = self.call("replay")
         self.obs = saved["obs"]
         self.ended = np.array([env["ended"] for env in saved["envs"]])
-        of_each = [_part(self.obs, i) for i in range(self.num_envs)]
-        wrong = [not _same(a, b) for a, b in zip(replayed, of_each, strict=True)]
-        if any(wrong):
-            self.ended |= wrong
-            self._start_anew(np.array(wrong))
-            numbers = ", ".join(map(str, np.flatnonzero(wrong)))
+        expected = [_select(self.obs, i) for i in range(self.num_envs)]
+        differs = [not _same(a, b) for a, b in zip(replayed, expected, strict=True)]
+        if any(differs):
+            self.ended |= differs
+            self._start_new_games(np.array(differs))
+            numbers = ", ".join(map(str, np.flatnonzero(differs)))
             print(
                 f"environments {numbers} are not deterministic: their open episodes could not be"
-                " replayed and end here; the run goes on with new ones",
+                " replayed and end here; the run continues with new ones",
                 file=sys.stderr,
                 flush=True,
             )
 
-    def _start_anew(self, which: np.ndarray) -> None:
+    def _start_new_games(self, which: np.ndarray) -> None:
         raise NotImplementedError
 
 
-class SyncVectorEnv(Saved, gym.vector.SyncVectorEnv):
-    """Steps its environments one after the other."""
+class SyncVectorEnv(ReplayState, gym.vector.SyncVectorEnv):
+    """Steps its environments one by one."""
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]):
         super().__init__([partial(_make, make, i) for i, make in enumerate(env_fns)])
@@ -258,16 +262,17 @@ class SyncVectorEnv(Saved, gym.vector.SyncVectorEnv):
             self.obs, infos = super().reset(seed=seed, options=options)
         except Exception as error:
             self._explain(error)
-        nothing = np.zeros(self.num_envs)
-        if not all_finite(self.obs, nothing):
-            self._fail_not_finite(nothing)
+        no_rewards = np.zeros(self.num_envs)
+        if not all_finite(self.obs, no_rewards):
+            self._fail_not_finite(no_rewards)
         self.ended = np.zeros(self.num_envs, bool)
         return self.obs, infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict]:
         infos: dict[str, Any] = {}
-        outcomes = (self._rewards, self._terminations, self._truncations)
-        rewards, terminated, truncated = outcomes
+        rewards = self._rewards
+        terminated = self._terminations
+        truncated = self._truncations
         try:
             for i, action in enumerate(iterate(self.action_space, actions)):
                 obs, rewards[i], terminated[i], truncated[i], info = self.envs[i].step(action)
@@ -277,29 +282,30 @@ class SyncVectorEnv(Saved, gym.vector.SyncVectorEnv):
             concatenate(self.single_observation_space, self._env_obs, self._observations)
         except Exception as error:
             self._explain(error)
-        self.obs = deepcopy(self._observations)
+        plain = isinstance(self._observations, np.ndarray)  # else a dictionary or tuple of arrays
+        self.obs = self._observations.copy() if plain else deepcopy(self._observations)
         if not all_finite(self.obs, rewards):
             self._fail_not_finite(rewards)
         self.ended = terminated | truncated
         return self.obs, rewards.copy(), terminated.copy(), truncated.copy(), infos
 
-    def _start_anew(self, which: np.ndarray) -> None:
+    def _start_new_games(self, which: np.ndarray) -> None:
         for i in np.flatnonzero(which):
-            self.envs[i].start_anew()
+            self.envs[i].start_new_game()
 
     def _explain(self, error: Exception) -> None:
-        """Stop for what an environment did or returned; raise again what is not its fault."""
+        """Stop with one line if an environment caused the error, else raise it again."""
         if isinstance(error, EnvironmentFailed):
             self._fail(error.line, error.trace)
         for env, obs in zip(self.envs, self._env_obs, strict=True):
-            odd = failures.check_outcome(env.games.outcome)
-            odd = odd or failures.check_observation(obs, self.single_observation_space)
-            if odd:
-                self._fail(env.says(odd))
+            cause = failures.check_outcome(env.games.outcome)
+            cause = cause or failures.check_observation(obs, self.single_observation_space)
+            if cause:
+                self._fail(env.failure_line(cause))
         raise error
 
 
-class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
+class AsyncVectorEnv(ReplayState, gym.vector.AsyncVectorEnv):
     """Steps each environment in a process of its own."""
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]):
@@ -307,7 +313,7 @@ class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
         context = "spawn" if "jax" in sys.modules else None  # a fork would break JAX's threads
         mode = gym.vector.AutoresetMode.DISABLED
         super().__init__(makers, context=context, autoreset_mode=mode)
-        # Replayable resets, so it is next-step autoreset after all.
+        # Replayable resets the environments: next-step autoreset.
         self.metadata["autoreset_mode"] = gym.vector.AutoresetMode.NEXT_STEP
         self.ids = self.get_attr("env_id")
         self.steps = 0
@@ -316,10 +322,10 @@ class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
         try:
             self.obs, infos = super().reset(seed=seed, options=options)
         except (EOFError, ConnectionError):
-            self._name_the_dead()
-        nothing = np.zeros(self.num_envs)
-        if not all_finite(self.obs, nothing):
-            self._fail_not_finite(nothing)
+            self._report_dead_workers()
+        no_rewards = np.zeros(self.num_envs)
+        if not all_finite(self.obs, no_rewards):
+            self._fail_not_finite(no_rewards)
         self.ended = np.zeros(self.num_envs, bool)
         return self.obs, infos
 
@@ -328,33 +334,36 @@ class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
         try:
             outcome = super().step(actions)
         except (EOFError, ConnectionError):
-            self._name_the_dead()
+            self._report_dead_workers()
         self.obs = outcome[0]
         if not all_finite(self.obs, outcome[1]):
             self._fail_not_finite(outcome[1])
         self.ended = outcome[2] | outcome[3]
         return outcome
 
-    def _start_anew(self, which: np.ndarray) -> None:
+    def _start_new_games(self, which: np.ndarray) -> None:
         for i in np.flatnonzero(which):
-            self.parent_pipes[i].send(("_call", ("start_anew", (), {})))
+            self.parent_pipes[i].send(("_call", ("start_new_game", (), {})))
             self.parent_pipes[i].recv()
 
     def _raise_if_errors(self, successes: Sequence[bool]) -> None:
-        """Gymnasium's would log the worker's whole traceback and raise its exception."""
+        """Replace Gymnasium's, which logs the worker's whole traceback and raises its exception."""
         if all(successes):
             return
         index, _, error, _ = self.error_queue.get()
         self._end_workers()
         if isinstance(error, EnvironmentFailed):
             self._fail(error.line, error.trace)
-        what = f"what it returned does not fit its space ({one_line(error)})"
+        what = f"its observation is not in its space ({one_line(error)})"
         self._fail(f"environment {index} ({self.ids[index]}) failed in step {self.steps}: {what}")
 
-    def _name_the_dead(self) -> None:
+    def _report_dead_workers(self) -> None:
+        """Stop with a line that names the environment whose process died."""
         dead: list[int] = []
         until = time.monotonic() + 5
-        while not dead and time.monotonic() < until:  # its pipe closes a little before it is dead
+        while (
+            not dead and time.monotonic() < until
+        ):  # a pipe closes a little before its process ends
             time.sleep(0.01)
             dead = [i for i, worker in enumerate(self.processes) if not worker.is_alive()]
         codes = [self.processes[i].exitcode for i in dead]
@@ -365,21 +374,23 @@ class AsyncVectorEnv(Saved, gym.vector.AsyncVectorEnv):
                 how = f"killed by {signal.Signals(-code).name}"
             what = f"its process ended ({how})"
             self._fail(f"environment {i} ({self.ids[i]}) failed in step {self.steps}: {what}")
-        self._fail(f"a process of --async-envs no longer answers, in step {self.steps}")
+        self._fail(f"--async-envs: a process no longer answers in step {self.steps}")
 
     def _end_workers(self) -> None:
-        self._state = AsyncState.DEFAULT  # or closing would wait for the answer of a dead one
+        self._state = AsyncState.DEFAULT  # else closing would wait for a dead worker
         self.close_extras(terminate=True)
         self.closed = True
 
 
 class OfAllRanks:
-    """The environments of all processes that train one agent: a checkpoint holds those of each."""
+    """The environments of all processes that train one agent, as one state of a checkpoint."""
 
     nbytes = 0
 
     def __init__(self, envs: Any, rank: int, world_size: int):
-        self.envs, self.rank, self.world_size = envs, rank, world_size
+        self.envs = envs
+        self.rank = rank
+        self.world_size = world_size
 
     @property
     def stop(self) -> Callable[[str], None]:
@@ -390,18 +401,19 @@ class OfAllRanks:
         self.envs.stop = stop
 
     def state_dict(self) -> dict[str, list[State]]:
-        states: list[Any] = [self.envs.state_dict()]
-        if self.world_size > 1:
-            from torch import distributed
+        own = self.envs.state_dict()
+        if self.world_size == 1:
+            return {"ranks": [own]}
+        from torch import distributed
 
-            own, states = states[0], [None] * self.world_size
-            distributed.all_gather_object(states, own)
+        states: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(states, own)
         return {"ranks": states}
 
     def load_state_dict(self, saved: dict[str, list[State]]) -> None:
         before = len(saved["ranks"])
-        again = f"--resume needs {before} processes, as before; there are {self.world_size}"
-        require(before == self.world_size, again)
+        message = f"--resume needs {before} processes, as before; there are {self.world_size}"
+        require(before == self.world_size, message)
         self.envs.load_state_dict(saved["ranks"][self.rank])
 
     def close(self) -> None:
@@ -409,19 +421,20 @@ class OfAllRanks:
 
 
 def _make(make: Callable[[], gym.Env], index: int) -> Replayable:
-    if multiprocessing.parent_process() is not None:  # Ctrl+C is the main process's to handle
+    if multiprocessing.parent_process() is not None:  # the main process handles Ctrl+C
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return Replayable(make(), index)
 
 
-def _part(obs: Any, i: int) -> Any:
-    """The i-th of batched observations, which may be dictionaries or tuples."""
+def _select(obs: Any, i: int) -> Any:
+    """The observation of environment `i`; batches may be dictionaries or tuples."""
     if isinstance(obs, dict):
-        return {name: _part(x, i) for name, x in obs.items()}
-    return tuple(_part(x, i) for x in obs) if isinstance(obs, tuple) else obs[i]
+        return {name: _select(x, i) for name, x in obs.items()}
+    return tuple(_select(x, i) for x in obs) if isinstance(obs, tuple) else obs[i]
 
 
 def _same(a: Any, b: Any) -> bool:
+    """Whether two observations are equal; NaN equals NaN."""
     if isinstance(b, dict):
         return a is not None and all(_same(a[name], b[name]) for name in b)
     if isinstance(b, tuple):

@@ -1,1 +1,1 @@
-"""Evaluation by its original import paths; cleanrl_utils.running.evaluation serves every script."""
+"""The original import paths of evaluation, which is cleanrl_utils.running.evaluation."""

@@ -1,4 +1,4 @@
-"""`evaluate` of C51 models in JAX, by the path it always had."""
+"""`evaluate` of C51 models in JAX, at its original import path."""
 
 from cleanrl_utils.running.evaluation import evaluate
 

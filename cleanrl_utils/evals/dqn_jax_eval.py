@@ -1,4 +1,4 @@
-"""`evaluate` of DQN models in JAX, by the path it always had."""
+"""`evaluate` of DQN models in JAX, at its original import path."""
 
 from cleanrl_utils.running.evaluation import evaluate
 

@@ -1,1 +1,1 @@
-"""Starting many runs: here, on Ray, Slurm or AWS Batch."""
+"""Start many runs: on this machine, on Ray, Slurm or AWS Batch."""

@@ -1,6 +1,6 @@
 """Runs as elements of an AWS Batch array job, each in a container.
 
-Keys are never passed: --secrets names where AWS keeps them, and AWS hands them over.
+Keys are never passed on: --secrets names them in AWS, and AWS gives them to the container.
 """
 
 import hashlib
@@ -16,33 +16,35 @@ from cleanrl_utils.launching.options import BatchArgs, LaunchArgs
 
 ARN = re.compile(r"arn:aws[\w-]*:(secretsmanager|ssm):[\w-]+:\d{12}:\S+")
 LOOKS_SECRET = re.compile(r"[A-Z_]*(API_?KEY|TOKEN|SECRET|PASSWORD)[A-Z_]*=")
-RUNS = "/cleanrl/runs"  # where the image's working directory has its runs
+RUNS = "/cleanrl/runs"  # the runs folder in the image's working directory
 ENDED = ("SUCCEEDED", "FAILED")
 
 
 def run_aws_batch(args: LaunchArgs, todo: list[Job], words: list[str]) -> int:
-    """Submit jobs as one array job; the image's own Python and folders are used there."""
+    """Submit jobs as one array job, which uses the image's own Python and folders."""
     require(
-        not args.fresh, "--fresh: what is finished is known on AWS only; use another --runs-dir"
+        not args.fresh, "--fresh: does not know the runs on AWS; use another --runs-dir instead"
     )
     name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{todo[0].command.script}-{int(time.time())}")
-    plan = Submission(args, ["python", *words], name, len(todo))
+    submission = Submission(args, ["python", *words], name, len(todo))
     if args.workers == 0:
-        print(plan.as_json())
+        print(submission.as_json())
         return 0
-    submitted = plan.submit()
-    print(f"submitted {len(todo)} runs as AWS Batch job {submitted} to the queue {args.job_queue}")
-    return plan.wait(submitted, [job.name for job in todo]) if args.wait else 0
+    job_id = submission.submit()
+    print(f"submitted {len(todo)} runs as AWS Batch job {job_id} to the queue {args.job_queue}")
+    return submission.wait(job_id, [job.name for job in todo]) if args.wait else 0
 
 
 class Submission:
-    """A job definition and an array job (or a single one) that uses it."""
+    """A job definition, and an array job or a single job that uses it."""
 
     def __init__(self, args: BatchArgs, words: list[str], name: str, size: int):
-        require(1 <= size <= 10_000, f"AWS Batch takes 1 to 10,000 runs at once, not {size}")
+        require(
+            1 <= size <= 10_000, f"--backend aws-batch: takes 1 to 10,000 runs at once, not {size}"
+        )
         leak = LOOKS_SECRET.search(" ".join(words))
         if leak:
-            raise BadInput(f"the command has {leak[0]}...: pass it by reference, with --secrets")
+            raise BadInput(f"--command: holds {leak[0]}...: pass it by reference, with --secrets")
         self.region = args.region
         self.definition = job_definition(args)
         self.request: dict[str, Any] = {
@@ -65,7 +67,7 @@ class Submission:
         return self.call(lambda: boto3.client("batch", region_name=self.region))
 
     def call(self, function: Any, **request: Any) -> Any:
-        """A call to AWS; what it refuses is one line and exit status 1."""
+        """Call AWS; its errors are one line and exit status 1."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -75,14 +77,15 @@ class Submission:
 
     def submit(self) -> str:
         """Register the job definition, if it is new, and submit; returns the job's id."""
-        batch, name = self.client(), self.definition["jobDefinitionName"]
+        batch = self.client()
+        name = self.definition["jobDefinitionName"]
         known = self.call(batch.describe_job_definitions, jobDefinitionName=name, status="ACTIVE")
         if not known["jobDefinitions"]:
             self.call(batch.register_job_definition, **self.definition)
         return self.call(batch.submit_job, **self.request)["jobId"]
 
     def wait(self, job_id: str, names: list[str], every: float = 30.0) -> int:
-        """Until the job has ended; names what failed. Returns the exit status."""
+        """Wait until the job has ended, print the runs that failed, and return the exit status."""
         batch = self.client()
         while True:
             job = self.call(batch.describe_jobs, jobs=[job_id])["jobs"][0]
@@ -103,7 +106,7 @@ class Submission:
 
 
 def job_definition(args: BatchArgs) -> dict[str, Any]:
-    """Image, resources and references to secrets; named by its contents, so it is made once."""
+    """Image, resources and references to secrets; the name is a hash, so that it is made once."""
     needs = {"VCPU": args.num_vcpu, "MEMORY": args.num_memory, "GPU": args.num_gpu}
     container: dict[str, Any] = {
         "image": args.docker_tag,
@@ -128,7 +131,7 @@ def job_definition(args: BatchArgs) -> dict[str, Any]:
         "timeout": {"attemptDurationSeconds": max(60, int(args.num_hours * 3600))},
         "retryStrategy": {
             "attempts": args.attempts,
-            # A machine that is taken away says "Host EC2 (instance i-...) terminated."
+            # The reason for a machine taken away is "Host EC2 (instance i-...) terminated."
             "evaluateOnExit": [
                 {"onStatusReason": "Host EC2*", "action": "RETRY"},
                 {"onReason": "*", "action": "EXIT"},
@@ -140,11 +143,11 @@ def job_definition(args: BatchArgs) -> dict[str, Any]:
 
 
 def secret_reference(text: str) -> dict[str, str]:
-    """NAME=ARN as AWS wants it. A message never repeats the value: it may be the secret itself."""
+    """Parse NAME=ARN. The error never repeats the value, which may be the secret itself."""
     name, _, arn = text.partition("=")
     if not ARN.fullmatch(arn):
         raise BadInput(
             "--secrets takes NAME=ARN, with the ARN of a secret in AWS Secrets Manager; "
-            f"the value of {name if name.isidentifier() and arn else 'your variable'} is none"
+            f"the value of {name if name.isidentifier() and arn else 'your variable'} is no ARN"
         )
     return {"name": name, "valueFrom": arn}

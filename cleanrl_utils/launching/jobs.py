@@ -1,9 +1,9 @@
-"""Runs that a tool starts (benchmark, tuner): their commands, processes, and what they write.
+"""Jobs, the runs that benchmark and tuner start: command, process, status and progress.
 
-A job is a command with an environment, a seed and the code that it runs: where the script or what
-it imports from this project changed, it is another job. Its notes are in RUNS_DIR/.benchmark/NAME/:
-`folder` (where the run's folder is, written by the run itself), `log.txt` (all it printed),
-`job.json` (how it ended, who has it), and `lock`, held as long as its process lives.
+A job is a command with an environment, a seed and the code that it runs: if the script or a module
+of this project that it imports has changed, it is another job. RUNS_DIR/.benchmark/NAME/ holds
+`folder` (the path of the run's folder, written by the run itself), `log.txt` (its output),
+`job.json` (its status and process), and `lock`, held as long as its process lives.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ except ImportError:  # Windows: no locks, so do not call a benchmark twice at th
 
 RETURN = "charts/episodic_return"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-BAD_INPUT = 2  # the exit status of a command line that cannot be carried out
+BAD_INPUT = 2  # exit status for bad input
 
 
 def split(flag: str, text: str) -> list[str]:
-    """The words of a command line that was given as the value of a flag."""
+    """Split the command line in the value of a flag into words."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -46,14 +46,14 @@ def split(flag: str, text: str) -> list[str]:
 
 @dataclass
 class Command:
-    """A command line, made ready to be run here."""
+    """A command line, prepared to run on this machine."""
 
     typed: str
     words: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
-    """what stood before the command: MUJOCO_GL=egl python ..."""
+    """variables before the command: MUJOCO_GL=egl python ..."""
     notes: list[str] = field(default_factory=list)
-    """what was changed, for the user to know"""
+    """what was changed in the command, for the user"""
 
     def __post_init__(self) -> None:
         words = split("--command", self.typed)
@@ -64,16 +64,17 @@ class Command:
             self.notes.append(f"{words[0]} is not installed: '{words[0]} run' left out")
             words = words[2:]
         require(bool(words), "--command needs a command, e.g. 'python cleanrl/ppo.py'")
-        if words[0] in ("python", "python3"):  # the one that has our packages
+        if words[0] in ("python", "python3"):  # the Python that has our packages
             words[0] = sys.executable
         require(
-            shutil.which(words[0]) is not None, f"--command: there is no program {words[0]} here"
+            shutil.which(words[0]) is not None,
+            f"--command: the program {words[0]} is not installed",
         )
         self.words = words
 
     @property
     def path(self) -> Path:
-        """The script, or the program."""
+        """The path of the script, or of the program if it is no Python script."""
         scripts = [word for word in self.words if word.endswith(".py")]
         if "-m" in self.words[:-1] and not scripts:
             module = self.words[self.words.index("-m") + 1]
@@ -82,52 +83,65 @@ class Command:
 
     @property
     def script(self) -> str:
-        """The script's name without its ending, or the program's."""
+        """The name of the script without .py, or of the program."""
         return self.path.stem
 
     def code(self, env_id: str) -> str:
-        """A hash of the Python code that this command runs; empty where it runs none."""
+        """A hash of the Python code that this command runs; empty if it is no Python script."""
+        if self.path.suffix != ".py":
+            return ""
         module, colon, _ = env_id.partition(":")
-        return fingerprint(self.path, [module] * bool(colon)) if self.path.suffix == ".py" else ""
+        return fingerprint(self.path, [module] if colon else [])
 
     @property
     def identity(self) -> str:
-        """What makes two commands the same; how Python is reached does not."""
+        """The command without `poetry run` or `uv run`: equal for equal commands."""
         words = shlex.split(self.typed)
-        words = words[2:] if words[:2] in (["poetry", "run"], ["uv", "run"]) else words
+        if words[:2] in (["poetry", "run"], ["uv", "run"]):
+            words = words[2:]
         return shlex.join(words)
 
     def value(self, flag: str, default: str) -> str:
-        """The value of one of the command's flags, however it is spelt."""
+        """The value of a flag in the command, written --flag value or --flag=value."""
         for at, word in enumerate(self.words):
             name, equals, value = word.partition("=")
-            if name.replace("_", "-") == flag:
-                return value if equals else (self.words[at + 1 : at + 2] or [default])[0]
+            if name.replace("_", "-") != flag:
+                continue
+            if equals:
+                return value
+            return self.words[at + 1] if at + 1 < len(self.words) else default
         return default
 
 
 @dataclass
 class Job:
+    """One run of a command: its environment, seed and number in the benchmark."""
+
     command: Command
     env_id: str | None
     seed: int
     number: int = 0
 
     def __post_init__(self) -> None:
-        what = json.dumps([self.command.identity, self.env_id, self.seed])
         env_id = self.env_id or self.command.value("--env-id", "")
-        parts = [env_id.split(":")[-1].replace("/", "-")] * bool(env_id)
-        self.name = "__".join([*parts, self.command.script, str(self.seed)])
-        runs_dir = Path(self.command.value("--runs-dir", "runs"))
+        self.name = f"{self.command.script}__{self.seed}"
+        if env_id:
+            env_name = env_id.split(":")[-1].replace("/", "-")
+            self.name = f"{env_name}__{self.name}"
+        identity = json.dumps([self.command.identity, self.env_id, self.seed])
+        digest = hashlib.sha256(identity.encode()).hexdigest()
         self.code = self.command.code(env_id)
-        self.typed = f"{self.name}__{hashlib.sha256(what.encode()).hexdigest()[:8]}"
-        self.key = "__".join([self.typed, *[self.code[:8]] * bool(self.code)])
+        self.key_without_code = f"{self.name}__{digest[:8]}"
+        self.key = self.key_without_code
+        if self.code:
+            self.key += f"__{self.code[:8]}"
+        runs_dir = Path(self.command.value("--runs-dir", "runs"))
         self.home = runs_dir / ".benchmark" / self.key
         self.log = self.home / "log.txt"
 
     @property
     def folder(self) -> Path | None:
-        """The folder of its run, if it has begun."""
+        """The folder of its run; None before it has started."""
         try:
             folder = Path(os.path.normpath(self.home / (self.home / "folder").read_text()))
         except OSError:
@@ -135,56 +149,65 @@ class Job:
         return folder if run_folder.has_record(folder) else None
 
     def older(self) -> list["Job"]:
-        """The same command, environment and seed with other code, if it was ever begun."""
+        """Jobs with the same command, environment and seed, but other code, that were started."""
         found = []
         homes = self.home.parent.iterdir() if self.home.parent.is_dir() else []
         for home in sorted(homes):
-            same = home.name == self.typed or home.name.startswith(f"{self.typed}__")
+            key = self.key_without_code
+            same = home.name == key or home.name.startswith(f"{key}__")
             if same and home != self.home:
                 old = Job(self.command, self.env_id, self.seed, self.number)
                 old.home = home
-                found += [old] * (old.folder is not None or old.finished)
+                if old.folder is not None or old.finished:
+                    found.append(old)
         return found
 
     @property
     def finished(self) -> bool:
+        """Whether its run is finished."""
         folder = self.folder
-        if folder is None:  # not one of our scripts: all we know is how it ended
+        if folder is None:  # not a script of this project: only its exit status is known
             return self.note("status") == "finished"
         return run_folder.is_finished(folder)
 
     def words(self) -> list[str]:
-        """The command line to run now: a new run, or the rest of one that was interrupted."""
+        """The command line to run now: of a new run, or to resume an interrupted one."""
         words = [*self.command.words]
         if self.env_id is not None:
             words += ["--env-id", self.env_id]
         words += ["--seed", str(self.seed)]
         folder = self.folder
-        return (
-            [*words, "--resume", str(folder)] if folder and run_folder.can_resume(folder) else words
-        )
+        if folder and run_folder.can_resume(folder):
+            words += ["--resume", str(folder)]
+        return words
 
     def note(self, key: str, default: Any = None) -> Any:
+        """Read a value of job.json."""
         try:
             return json.loads((self.home / "job.json").read_text()).get(key, default)
         except (OSError, ValueError):
             return default
 
     def write(self, **notes: Any) -> None:
+        """Write values into job.json."""
         path = self.home / "job.json"
         self.home.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text()) if path.exists() else {}
-        about = {"command": self.command.identity, "env_id": self.env_id, "seed": self.seed}
-        about["code"] = self.code
-        run_folder.write_json(path, {**old, **about, **notes})
+        job = {
+            "command": self.command.identity,
+            "env_id": self.env_id,
+            "seed": self.seed,
+            "code": self.code,
+        }
+        run_folder.write_json(path, {**old, **job, **notes})
 
     def forget(self) -> None:
-        """Begin anew next time. The run's own folder stays."""
+        """Start from the beginning next time. The run's own folder is kept."""
         for name in ("folder", "job.json", "log.txt"):
             (self.home / name).unlink(missing_ok=True)
 
     def claim(self) -> int | None:
-        """A lock on this job, to be handed to its process; None if somebody has it already."""
+        """Lock this job; its process inherits the lock. None if another process holds it."""
         self.home.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT)
         try:
@@ -196,7 +219,7 @@ class Job:
         return lock
 
     def summary(self) -> dict[str, Any]:
-        """What its finished run says about itself."""
+        """The summary of its finished run."""
         return run_folder.read_summary(self.folder or self.home)
 
     def tail(self, lines: int = 12) -> str:
@@ -205,14 +228,15 @@ class Job:
     def silence(self) -> float:
         """Seconds since the run last printed or logged anything."""
         paths = [self.home / "job.json", self.log]
-        if folder := self.folder:
+        folder = self.folder
+        if folder:
             paths.append(folder / run_folder.METRICS)
         times = [path.stat().st_mtime for path in paths if path.exists()]
         return time.time() - max(times) if times else 0.0
 
 
 def tail(path: Path, lines: int = 12) -> str:
-    """The last lines of a log, without the progress that a crash makes uninteresting."""
+    """The last lines of a log that are not empty."""
     if not path.exists():
         return ""
     with open(path, "rb") as file:
@@ -222,22 +246,24 @@ def tail(path: Path, lines: int = 12) -> str:
 
 
 def environment(command: Command | None = None, tags: list[str] | None = None) -> dict[str, str]:
-    """The environment of a run beside others: one thread each, our package, the tags."""
+    """The environment variables of a run: one thread, the path of this project, the tags."""
     env = dict(os.environ)
     for name in THREADS:
         env.setdefault(name, "1")
-    env.setdefault("PYTHONUNBUFFERED", "1")  # a log that is whole even after a kill
+    env.setdefault("PYTHONUNBUFFERED", "1")  # so that a killed run leaves a complete log
     root = str(Path(__file__).resolve().parent.parent.parent)
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    env["PYTHONPATH"] = os.pathsep.join([*paths, *([root] if root not in paths else [])])
-    old = [tag for tag in env.get("WANDB_TAGS", "").split(",") if tag]
-    if tags := list(dict.fromkeys([*old, *(tags or [])])):
-        env["WANDB_TAGS"] = ",".join(tags)
+    if root not in paths:
+        paths.append(root)
+    env["PYTHONPATH"] = os.pathsep.join(paths)
+    all_tags = [tag for tag in env.get("WANDB_TAGS", "").split(",") if tag] + (tags or [])
+    if all_tags:
+        env["WANDB_TAGS"] = ",".join(dict.fromkeys(all_tags))
     return env | (command.variables if command else {})
 
 
 class Process:
-    """A process of its own session: what it starts can be stopped with it."""
+    """A process with a session of its own, so that its children can be stopped with it."""
 
     def __init__(
         self, words: list[str], env: Mapping[str, str], log: Path, lock: int | None = None
@@ -246,7 +272,7 @@ class Process:
         with open(log, "a") as out:
             out.write(f"$ {shlex.join(words)}\n")
             out.flush()
-            # The lock travels with the process: if we die and it does not, the job stays taken.
+            # The process inherits the lock: if it outlives us, the job stays locked.
             self.popen = subprocess.Popen(
                 words,
                 env=dict(env),
@@ -263,7 +289,7 @@ class Process:
         return self.popen.poll()
 
     def signal(self, number: int) -> None:
-        if self.popen.poll() is not None:  # its number may be somebody else's by now
+        if self.popen.poll() is not None:  # its id may belong to another process by now
             return
         try:
             if os.name == "posix":
@@ -275,7 +301,7 @@ class Process:
 
 
 def stop(processes: list[Process], patience: float = 10.0) -> None:
-    """End processes: ask all, then insist."""
+    """End processes by SIGTERM, and by SIGKILL after `patience` seconds."""
     for process in processes:
         process.signal(signal.SIGTERM)
     deadline = time.monotonic() + patience
@@ -288,7 +314,7 @@ def stop(processes: list[Process], patience: float = 10.0) -> None:
 
 
 class Progress:
-    """How far a run is, how it does, and when it will be ready."""
+    """The progress of a run: fraction done, mean return, time left."""
 
     def __init__(self, folder: Path):
         self.metrics = Metrics(folder)
@@ -299,7 +325,7 @@ class Progress:
 
     def update(self) -> None:
         for step, seconds, tag, value in self.metrics.new():
-            if tag.startswith("eval/"):  # counts episodes, not steps
+            if tag.startswith("eval/"):  # its steps are episodes
                 continue
             self.first = self.first or (step, seconds)
             self.last = (step, seconds)

@@ -1,4 +1,4 @@
-"""Runs as processes of this machine: a pool of workers, and the board that shows what goes on."""
+"""Runs as processes on this machine: a pool of workers, and a table of their progress."""
 
 import math
 import os
@@ -22,27 +22,30 @@ from cleanrl_utils.launching.options import LaunchArgs
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.metrics import clock
 
-POLL = 0.05  # seconds: how long a free worker may stand idle
-REFRESH = 0.5  # seconds between two looks at the runs' metrics
-PLAIN_EVERY = 60.0  # seconds between two lines about a run where there is no terminal
-SILENT = 300.0  # seconds without a new line or metric after which a run is said to hang
-PATIENCE = 10.0  # seconds that a run has to end by itself when --timeout ends it
+POLL = 0.05  # seconds between two looks for processes that ended
+REFRESH = 0.5  # seconds between two readings of the runs' metrics
+PLAIN_EVERY = 60.0  # seconds between two lines about a run if there is no terminal
+SILENT = 300.0  # seconds without output or metrics after which a run seems to hang
+PATIENCE = 10.0  # seconds between SIGTERM and SIGKILL when --timeout ends a run
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "Out of memory while trying")
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that processes here may use, as CUDA_VISIBLE_DEVICES names them."""
-    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+    """The GPUs that processes may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
         return [name for name in given.split(",") if name]
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [str(i) for i, _ in enumerate(done.stdout.splitlines())] if not done.returncode else []
+    if done.returncode:
+        return []
+    return [str(i) for i in range(len(done.stdout.splitlines()))]
 
 
 def gpus_of(slot: int, gpus: list[str], each: float | None) -> dict[str, str]:
-    """Spread workers over several GPUs; with one GPU, or none, there is nothing to decide."""
+    """Variables that choose the GPUs of a worker; none if there are fewer than two GPUs."""
     if len(gpus) < 2 or each == 0:
         return {}
     count = max(1, math.ceil(each or 1))
@@ -50,8 +53,8 @@ def gpus_of(slot: int, gpus: list[str], each: float | None) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(chosen)}
 
 
-def sharing(args: LaunchArgs, gpus: list[str]) -> int:
-    """How many runs are on a GPU at once."""
+def runs_per_gpu(args: LaunchArgs, gpus: list[str]) -> int:
+    """The number of runs on a GPU at the same time."""
     if not gpus or args.gpus_per_run == 0:
         return 1
     count = min(max(1, math.ceil(args.gpus_per_run or 1)), len(gpus))
@@ -59,19 +62,21 @@ def sharing(args: LaunchArgs, gpus: list[str]) -> int:
 
 
 def gpu_memory(runs: float, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which several JAX runs fit on one GPU: alone, each would take three quarters
-    of its memory at its start. What the user has set stays."""
+    """Variables that let several JAX runs share a GPU, unless the user has set them.
+
+    By default each of them would allocate three quarters of the GPU's memory when it starts.
+    """
     if runs <= 1 or any(name.startswith("XLA_PYTHON_CLIENT_") for name in env):
         return {}
-    share = math.floor(90 / runs) / 100
+    fraction = math.floor(90 / runs) / 100
     return {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{max(share, 0.01):.2f}",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{max(fraction, 0.01):.2f}",
     }
 
 
 class Board:
-    """What goes on: one live table in a terminal, plain lines elsewhere."""
+    """The progress of all runs: a live table in a terminal, else plain lines."""
 
     def __init__(self, total: int, console: Console | None = None):
         self.console = console or Console(stderr=False, highlight=False)
@@ -82,8 +87,9 @@ class Board:
         self.finished = 0
         self.failed = 0
         self.seen: dict[str, Progress] = {}
-        self.silent: dict[str, float] = {}  # seconds without anything new, of runs that hang
-        self.looked = self.said = time.monotonic()
+        self.silent: dict[str, float] = {}  # seconds without output, of runs that seem to hang
+        self.looked = time.monotonic()
+        self.said = time.monotonic()
         self.began = time.monotonic()
 
     def __enter__(self) -> "Board":
@@ -97,22 +103,25 @@ class Board:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the table."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def ended(self, job: Job, ok: bool) -> None:
+        """Count a job as finished or failed."""
         self.finished += ok
         self.failed += not ok
         self.seen.pop(job.key, None)
         self.silent.pop(job.key, None)
 
     def update(self, running: list[Job]) -> None:
+        """Read new metrics and show them, at most every REFRESH seconds."""
         now = time.monotonic()
         if now - self.looked < REFRESH:
             return
         self.looked = now
         for job in running:
-            if job.key not in self.seen and (folder := job.folder):
+            folder = job.folder if job.key not in self.seen else None
+            if folder is not None:
                 self.seen[job.key] = Progress(folder)
             if job.key in self.seen:
                 self.seen[job.key].update()
@@ -125,23 +134,26 @@ class Board:
                 self.say(f"  {job.name}: {self.line(job)}")
 
     def watch(self, job: Job) -> None:
-        """Name a run that hangs, once; it may go on."""
+        """Warn once of a run that seems to hang."""
         seconds = job.silence()
         if seconds < SILENT:
             self.silent.pop(job.key, None)
             return
         if job.key not in self.silent:
-            nothing = f"nothing new for {clock(seconds)}, neither printed nor logged"
-            limit = "--timeout MINUTES would end it"
-            self.say(f"{job.name} hangs? {nothing} (process {job.note('process')}); {limit}")
+            silence = f"no output and no metrics for {clock(seconds)}"
+            hint = "--timeout MINUTES would end it"
+            self.say(f"{job.name} hangs? {silence} (process {job.note('process')}); {hint}")
         self.silent[job.key] = seconds
 
     def line(self, job: Job) -> str:
+        """The progress of a job in words."""
         progress = self.seen.get(job.key)
-        hangs = [f"nothing new for {clock(self.silent[job.key])}"] * (job.key in self.silent)
-        if progress is None or progress.done is None:
-            return ", ".join(["running", *hangs])
-        parts = [f"{progress.done:.0%}", *hangs]
+        known = progress is not None and progress.done is not None
+        parts = [f"{progress.done:.0%}" if known else "running"]  # type: ignore[union-attr]
+        if job.key in self.silent:
+            parts.append(f"no output for {clock(self.silent[job.key])}")
+        if progress is None or not known:
+            return ", ".join(parts)
         if progress.mean_return is not None:
             parts.append(f"return {progress.mean_return:.1f}")
         if progress.seconds_left is not None:
@@ -158,12 +170,15 @@ class Board:
             done = progress.done if progress else None
             score = progress.mean_return if progress else None
             left = progress.seconds_left if progress else None
+            time_left = "" if left is None else clock(left)
+            if job.key in self.silent:
+                time_left = "hangs?"
             table.add_row(
                 Text(job.name),
                 ProgressBar(total=1.0, completed=done or 0.0, width=24),
                 "starts" if done is None else f"{done:.0%}",
                 "" if score is None else f"{score:.1f}",
-                "hangs?" if job.key in self.silent else "" if left is None else clock(left),
+                time_left,
             )
         more = f" ({len(running) - room} more are running)" if len(running) > room else ""
         waiting = self.total - self.finished - self.failed - len(running)
@@ -174,6 +189,8 @@ class Board:
 
 @dataclass
 class Attempt:
+    """A process that runs a job, on the worker with number `slot`."""
+
     job: Job
     process: Process
     slot: int
@@ -182,7 +199,7 @@ class Attempt:
 
 
 class Pool:
-    """Jobs as processes here, `args.workers` at a time."""
+    """Runs jobs as processes, `args.workers` at a time."""
 
     def __init__(self, todo: list[Job], args: LaunchArgs, env: dict[str, str], board: Board):
         self.waiting = deque(todo)
@@ -192,13 +209,13 @@ class Pool:
         self.running: list[Attempt] = []
         self.failed: list[Job] = []
         self.failures = dict.fromkeys((job.key for job in todo), 0)
-        self.begun: dict[str, float] = {}  # when a job's first attempt began
+        self.begun: dict[str, float] = {}  # start of each job's first attempt
         self.free = list(range(args.workers))
         self.gpus = visible_gpus()
-        self.elsewhere: set[str] = set()  # jobs that another call has
+        self.elsewhere: set[str] = set()  # jobs that another call of this tool runs
 
     def run(self) -> list[Job]:
-        """Run everything; returns what failed."""
+        """Run all jobs; returns those that failed."""
         try:
             while self.waiting or self.running:
                 self.collect()
@@ -214,7 +231,7 @@ class Pool:
         return self.failed
 
     def collect(self) -> None:
-        """Deal with the attempts that have ended."""
+        """Handle the attempts that have ended."""
         for attempt in [a for a in self.running if a.process.poll() is not None]:
             self.running.remove(attempt)
             self.free.append(attempt.slot)
@@ -230,10 +247,10 @@ class Pool:
                 return
             job = self.waiting.popleft()
             lock = job.claim()
-            if lock is None:  # another call has it: look again later
+            if lock is None:  # another call runs it: look again later
                 self.waiting.append(job)
                 if job.key not in self.elsewhere:
-                    self.board.say(f"{job.name} is being run by another call: waits for it")
+                    self.board.say(f"{job.name} is run by another call: waiting for it")
                     self.elsewhere.add(job.key)
             elif job.finished:  # by that other call
                 os.close(lock)
@@ -243,21 +260,22 @@ class Pool:
                 self.launch(job, lock)
 
     def launch(self, job: Job, lock: int) -> None:
+        """Start a job on a free worker."""
         slot = self.free.pop(0)
         words = job.words()
         resumed = "--resume" in words
         own = gpus_of(slot, self.gpus, self.args.gpus_per_run)
-        own |= gpu_memory(sharing(self.args, self.gpus), self.env)
+        own |= gpu_memory(runs_per_gpu(self.args, self.gpus), self.env)
         own["CLEANRL_FOLDER_FILE"] = str((job.home / "folder").resolve())
         job.write(status="running", started=time.time())
         process = Process(words, self.env | own, job.log, lock)
         job.write(process=process.popen.pid)
         self.begun.setdefault(job.key, time.monotonic())
         self.running.append(Attempt(job, process, slot, resumed))
-        self.board.say(f"{job.name} {'goes on' if resumed else 'starts'}")
+        self.board.say(f"{job.name} {'resumes' if resumed else 'starts'}")
 
     def stop_late(self) -> None:
-        """End runs that take longer than --timeout: ask first, then insist."""
+        """End runs that take longer than --timeout, by SIGTERM and then by SIGKILL."""
         if not self.args.timeout:
             return
         for attempt in self.running:
@@ -270,13 +288,13 @@ class Pool:
 
 
 def run_local(todo: list[Job], args: LaunchArgs, env: dict[str, str]) -> list[Job]:
-    """Run jobs as processes here; returns those that failed."""
+    """Run jobs as processes on this machine; returns those that failed."""
     with Board(len(todo)) as board:
         return Pool(todo, args, env, board).run()
 
 
 def settle(attempt: Attempt, failures: dict[str, int], args: LaunchArgs, board: Board) -> bool:
-    """Say how an attempt ended and write it down; True if the job is to be tried again."""
+    """Print and record how an attempt ended; True if the job is to be tried again."""
     job = attempt.job
     status = attempt.process.poll()
     trained = job.folder is not None and run_folder.is_finished(job.folder)
@@ -290,16 +308,14 @@ def settle(attempt: Attempt, failures: dict[str, int], args: LaunchArgs, board: 
     if attempt.timed_out:
         how = f"ended after {args.timeout:g} minutes (--timeout)"
     refused = status == jobs.BAD_INPUT and not trained
-    stale = refused and attempt.resumed  # its settings are others by now: it cannot be continued
+    stale = refused and attempt.resumed  # its settings have changed: it cannot be resumed
     too_often = failures[job.key] > args.retries and not stale
     if trained or (refused and not stale) or too_often or attempt.timed_out:
         job.write(status="failed", exit_status=status)
         board.ended(job, False)
         lines = "\n".join(f"    {line}" for line in job.tail().splitlines())
         hint = describe_memory(job.tail(200))
-        board.say(
-            f"{job.name} FAILED: {how}{hint}; its last lines, the rest is in {job.log}:\n{lines}"
-        )
+        board.say(f"{job.name} FAILED: {how}{hint}; last lines of {job.log}:\n{lines}")
         return False
     if stale or (job.folder is not None and not run_folder.can_resume(job.folder)):
         (job.home / "folder").unlink(missing_ok=True)
@@ -328,8 +344,8 @@ def describe_status(status: int | None) -> str:
 
 
 def describe_memory(log: str) -> str:
-    """What to do about a GPU whose memory was too small, where a log tells of it."""
+    """What to do if the log shows that the GPU ran out of memory; else empty."""
     if not any(words in log for words in OUT_OF_MEMORY):
         return ""
-    share = "XLA_PYTHON_CLIENT_MEM_FRACTION, the share of a GPU's memory that a JAX run may take"
-    return f" (out of GPU memory: use fewer --workers or raise {share})"
+    variable = "XLA_PYTHON_CLIENT_MEM_FRACTION, the fraction of GPU memory for each JAX run"
+    return f" (out of GPU memory: use fewer --workers or raise {variable})"

@@ -10,80 +10,82 @@ from cleanrl_utils.launching.jobs import split
 
 @dataclass
 class CoreArgs:
-    """What to run, how often and where."""
+    """The runs and where to run them."""
 
     env_ids: list[str] = field(default_factory=list)
-    """environments; none: the command names its own"""
+    """environments; none: the command's own"""
     command: str = "python cleanrl/ppo.py"
-    """what to run; --env-id and --seed are added to it"""
+    """command to run; --env-id and --seed are added to it"""
     num_seeds: int = 3
-    """seeds per environment"""
+    """number of seeds per environment"""
     start_seed: int = 1
-    """the first of them"""
+    """first seed"""
     workers: int = 0
-    """runs side by side; 0 prints the commands and runs nothing"""
+    """number of parallel runs; 0: print the commands and run nothing"""
     retries: int = 1
-    """how often a run that failed goes on from its last checkpoint"""
+    """how often a failed run is resumed from its last checkpoint"""
     timeout: float = 0
-    """minutes after which a run is ended and counts as failed; 0: no limit"""
+    """stop a run after this many minutes and count it as failed; 0: no limit"""
     tags: list[str] = field(default_factory=list)
-    """tags of every run, in its run.json and on Weights & Biases"""
+    """tags for every run, in its run.json and on Weights & Biases"""
     auto_tag: bool = True
-    """also tag the runs with this version: git describe"""
+    """also tag the runs with the version of the code (git describe)"""
     fresh: bool = False
-    """run everything anew, also what is finished"""
+    """run everything again, even finished runs"""
     backend: Literal["local", "ray", "slurm", "aws-batch"] = "local"
-    """where to run: processes here, a Ray cluster, a Slurm job array, an AWS Batch array job"""
+    """where to run: processes on this machine, Ray cluster, Slurm job array, AWS Batch array job"""
     wait: bool = False
-    """Slurm, AWS Batch: wait for the runs and report on them, instead of only submitting them"""
+    """Slurm, AWS Batch: wait for the runs and report their results instead of only submitting"""
     index: str | None = None
-    """only the run of this number, here and now; slurm and aws-batch: the scheduler's number"""
+    """run only the run with this number, on this machine; slurm or aws-batch: take the number from
+    the scheduler"""
     cpus_per_run: float = 1
-    """CPUs that Ray keeps for a run"""
+    """Ray: CPUs per run"""
     gpus_per_run: float | None = None
-    """GPUs of a run, 0.5 for half of one (Ray); unset: one, if there are any; 0 assigns none"""
+    """GPUs per run, with Ray also a fraction; 0: none; unset: one, if there are any"""
     ray_address: str = "auto"
-    """Ray's head as host:port; auto: the cluster of this machine; local: start one for this call"""
+    """Ray: head node as host:port; auto: this machine's cluster; local: start one for this call"""
     slurm_template_path: str | None = None
-    """Slurm job script to fill in, default benchmark/cleanrl_1gpu.slurm_template; implies slurm"""
+    """Slurm: template of the job script, default benchmark/cleanrl_1gpu.slurm_template; implies
+    --backend slurm"""
     slurm_gpus_per_task: int = 1
-    """GPUs of a run; 0 asks for none"""
+    """Slurm: GPUs per run; 0: none"""
     slurm_total_cpus: int = 0
-    """CPUs of an array element, shared by its runs; 0 leaves it to Slurm"""
+    """Slurm: CPUs per array element, shared by its runs; 0: Slurm's default"""
     slurm_ntasks: int = 1
-    """runs side by side in one array element"""
+    """Slurm: parallel runs per array element"""
     slurm_nodes: int | None = None
-    """nodes of an array element; unset: as few as possible"""
+    """Slurm: nodes per array element; unset: as few as possible"""
     slurm_options: str = ""
-    """more options for sbatch, e.g. "--partition=gpu --time=24:00:00" """
+    """Slurm: further options for sbatch, e.g. "--partition=gpu --time=24:00:00" """
 
 
 @dataclass
 class BatchArgs:
-    """What AWS Batch is asked for."""
+    """Resources on AWS Batch."""
 
     docker_tag: str = "vwxyzjn/cleanrl:latest"
-    """AWS Batch: image to run"""
+    """AWS Batch: Docker image"""
     job_queue: str = "m6gd-medium"
-    """AWS Batch: queue, named after its machines; the ones of cloud/ are like c5a-large-spot"""
+    """AWS Batch: job queue, named after its machines; cloud/ makes e.g. c5a-large-spot"""
     num_vcpu: int = 1
-    """AWS Batch: CPUs of a run"""
+    """AWS Batch: CPUs per run"""
     num_memory: int = 2000
-    """AWS Batch: memory of a run in MiB"""
+    """AWS Batch: memory per run in MiB"""
     num_gpu: int = 0
-    """AWS Batch: GPUs of a run"""
+    """AWS Batch: GPUs per run"""
     num_hours: float = 16.0
-    """AWS Batch: a run that takes longer is ended"""
+    """AWS Batch: stop a run after this many hours"""
     attempts: int = 3
-    """AWS Batch: how often a run is started if its machine is taken away"""
+    """AWS Batch: how often to start a run whose machine is taken away"""
     secrets: list[str] = field(default_factory=list)
-    """AWS Batch: variables that AWS keeps, as WANDB_API_KEY=arn:aws:secretsmanager:..."""
+    """AWS Batch: secret variables by reference, as WANDB_API_KEY=arn:aws:secretsmanager:..."""
     execution_role: str = ""
-    """AWS Batch: ARN of the role that may read those secrets"""
+    """AWS Batch: ARN of the role that may read the secrets"""
     efs: str = ""
-    """AWS Batch: EFS for the runs, as fs-ID or fs-ID:fsap-ID; then a run started again goes on"""
+    """AWS Batch: EFS file system for runs, fs-ID or fs-ID:fsap-ID; lets a restarted run resume"""
     region: str | None = None
-    """AWS Batch: region; unset: as configured for the AWS tools"""
+    """AWS Batch: region; unset: the configured one"""
 
 
 @dataclass
@@ -102,15 +104,16 @@ class LaunchArgs(BatchArgs, CoreArgs):
         finite = math.isfinite(self.timeout) and self.timeout >= 0
         require(finite, f"--timeout takes minutes, 0 for no limit, not {self.timeout}")
         require(self.gpus_per_run is None or self.gpus_per_run >= 0, "--gpus-per-run is negative")
-        split("--slurm-options", self.slurm_options)  # the last thing to be read
+        split("--slurm-options", self.slurm_options)  # stop now rather than after all other work
 
 
 def same_command(args: LaunchArgs, tags: list[str], index: str) -> list[str]:
-    """This command for one run: what a cluster's node runs, where everything is decided already."""
+    """The command that a node of a cluster runs for one run of this benchmark."""
     words = ["-m", "cleanrl_utils.benchmark", "--command", args.command, "--index", index]
     words += ["--env-ids", *args.env_ids] if args.env_ids else []
     words += ["--num-seeds", str(args.num_seeds), "--start-seed", str(args.start_seed)]
     words += ["--retries", str(args.retries), "--no-auto-tag"]
     words += ["--tags", *tags] if tags else []
     words += ["--timeout", str(args.timeout)] if args.timeout else []
-    return words + (["--slurm-ntasks", str(args.slurm_ntasks)] if args.slurm_ntasks > 1 else [])
+    words += ["--slurm-ntasks", str(args.slurm_ntasks)] if args.slurm_ntasks > 1 else []
+    return words

@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster, whose nodes share the working directory with us.
+"""Runs as tasks of a Ray cluster, whose nodes must see the same working directory.
 
 A node runs `python -m cleanrl_utils.benchmark ... --index NUMBER`: one run, resumed if it was
 interrupted.
@@ -17,7 +17,7 @@ from cleanrl_utils.launching.jobs import Job
 from cleanrl_utils.launching.local import Board, gpu_memory
 from cleanrl_utils.launching.options import LaunchArgs, same_command
 
-CONNECT = 60  # seconds to reach a Ray cluster
+CONNECT_SECONDS = 60  # to reach a Ray cluster
 
 
 def run_ray(args: LaunchArgs, todo: list[Job], tags: list[str], env: dict[str, str]) -> list[Job]:
@@ -37,24 +37,28 @@ def run_ray(args: LaunchArgs, todo: list[Job], tags: list[str], env: dict[str, s
     if gpus is None:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
 
-    def work(words: list[str], folder: str, ours: dict[str, str]) -> tuple[int, str]:
+    def work(words: list[str], folder: str, variables: dict[str, str]) -> tuple[int, str]:
         import os  # in the node's process
         import subprocess
 
-        nothing = subprocess.DEVNULL
-        env = os.environ | ours
         done = subprocess.run(
-            words, cwd=folder, env=env, stdin=nothing, capture_output=True, text=True
+            words,
+            cwd=folder,
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
         return done.returncode, done.stdout + done.stderr
 
-    # Ray repeats a task whose node or worker died; a run that failed is repeated by --retries.
+    # Ray repeats a task whose node or worker died; --retries repeats a run that failed.
     task = ray.remote(work).options(
         num_cpus=args.cpus_per_run, num_gpus=gpus, max_retries=max(args.retries, 1)
     )
-    ours = {k: v for k, v in env.items() if k == "PYTHONPATH" or k.startswith("WANDB_")}
-    ours |= gpu_memory(1 / gpus if gpus else 1, env)
-    waiting, failed = list(todo), list[Job]()
+    variables = {k: v for k, v in env.items() if k == "PYTHONPATH" or k.startswith("WANDB_")}
+    variables |= gpu_memory(1 / gpus if gpus else 1, env)
+    waiting = list(todo)
+    failed: list[Job] = []
     tasks: dict[Any, Job] = {}
     with Board(len(todo)) as board:
         try:
@@ -62,14 +66,15 @@ def run_ray(args: LaunchArgs, todo: list[Job], tags: list[str], env: dict[str, s
                 while waiting and len(tasks) < args.workers:
                     job = waiting.pop(0)
                     words = [sys.executable, *same_command(args, tags, str(job.number))]
-                    tasks[task.remote(words, str(Path.cwd()), ours)] = job
+                    tasks[task.remote(words, str(Path.cwd()), variables)] = job
                 ready, _ = ray.wait(list(tasks), timeout=0.2)
                 for future in ready:
                     job = tasks.pop(future)
                     try:
                         status, output = ray.get(future)
                     except ray.exceptions.RayError as error:
-                        status, output = 1, str(error)
+                        status = 1
+                        output = str(error)
                     board.ended(job, status == 0)
                     if status:
                         failed.append(job)
@@ -85,7 +90,7 @@ def run_ray(args: LaunchArgs, todo: list[Job], tags: list[str], env: dict[str, s
 
 
 def connect(ray: Any, address: str) -> None:
-    """Join a cluster; Ray itself would wait for minutes where there is none."""
+    """Connect to a cluster; Ray itself would wait for minutes if there is none."""
     quiet = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
         ray.init(address="local", include_dashboard=False, **quiet)
@@ -95,14 +100,14 @@ def connect(ray: Any, address: str) -> None:
         try:
             socket.create_connection((host, int(port)), timeout=10).close()
         except OSError as error:
-            raise BadInput(f"--ray-address {address}: nobody answers there ({error})") from None
-    problem = within(CONNECT, lambda: ray.init(address=address, **quiet))
+            raise BadInput(f"--ray-address {address}: no answer ({error})") from None
+    problem = within(CONNECT_SECONDS, lambda: ray.init(address=address, **quiet))
     hint = "start one with `ray start --head`, or use --ray-address local"
     require(problem is None, f"--ray-address {address}: no cluster ({problem}); {hint}")
 
 
 def within(seconds: float, function: Callable[[], Any]) -> str | None:
-    """Why a function did not succeed in this time, if it did not."""
+    """Call a function; returns why it did not succeed in this time, or None if it did."""
     problem = [f"no answer in {seconds:.0f} s"]
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""Runs as elements of a Slurm job array, whose nodes share the working directory with us.
+"""Runs as elements of a Slurm job array, whose nodes must see the same working directory.
 
 An element runs `python -m cleanrl_utils.benchmark ... --index slurm`: one run, resumed if it was
 interrupted.
@@ -21,17 +21,17 @@ from cleanrl_utils.launching.options import LaunchArgs
 TEMPLATE = (
     Path(__file__).resolve().parent.parent.parent / "benchmark" / "cleanrl_1gpu.slurm_template"
 )
-LOST = 15  # seconds that a job may be neither in Slurm's queue nor have left a result
+LOST = 15  # seconds without queue entry and result after which a job counts as lost
 
 
 def fill_template(text: str, values: dict[str, Any]) -> str:
-    """Put values into {{names}}; a #SBATCH line whose value is not given goes."""
+    """Replace {{name}} by its value; drop #SBATCH lines whose value is not given."""
     lines = []
     for line in text.splitlines():
         names = re.findall(r"\{\{\s*(\w+)\s*\}\}", line)
         unknown = [name for name in names if name not in values]
         known = ", ".join(values)
-        require(not unknown, f"the Slurm template asks for {unknown}; there are: {known}")
+        require(not unknown, f"the Slurm template has unknown names {unknown}; known are: {known}")
         if line.startswith("#SBATCH") and any(values[name] in (None, 0, "") for name in names):
             continue
         lines.append(re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda m: str(values[m.group(1)]), line))
@@ -39,13 +39,13 @@ def fill_template(text: str, values: dict[str, Any]) -> str:
 
 
 def quote(path: Path) -> str:
-    """A path as sbatch reads it on a #SBATCH line: quoted as in a shell, % doubled."""
+    """Quote a path for a #SBATCH line: as in a shell, % doubled."""
     text = str(path).replace("%", "%%")
     return shlex.quote(text)
 
 
 def as_ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as Slurm writes it: 0-2,5."""
+    """Numbers in Slurm's notation: [0, 1, 2, 5] becomes 0-2,5."""
     groups: list[list[int]] = []
     for number in sorted(numbers):
         if groups and number == groups[-1][-1] + 1:
@@ -58,11 +58,11 @@ def as_ranges(numbers: list[int]) -> str:
 def run_slurm(
     args: LaunchArgs, todo: list[Job], words: list[str], env: dict[str, str]
 ) -> list[Job] | None:
-    """Submit jobs as one array; with --wait returns those that failed, otherwise None."""
+    """Submit jobs as one array; with --wait returns those that failed, else None."""
     states = slurm_states(todo)
-    queued = [job for job in todo if states.get(slurm_element(job)) in WAITS]
+    queued = [job for job in todo if states.get(slurm_element(job)) in ACTIVE]
     if queued:
-        print(f"{len(queued)} of {len(todo)} runs are in the queue already", flush=True)
+        print(f"{len(queued)} of {len(todo)} runs are already in the queue", flush=True)
     new = [job for job in todo if job not in queued]
     if new:
         path = Path(args.slurm_template_path or TEMPLATE)
@@ -86,12 +86,15 @@ def run_slurm(
         submit(script, logs, new, args, env)
     if args.wait:
         return wait_for_slurm(todo)
-    print("the same command tells later what is missing, and submits it again; --wait waits for it")
+    print("run the same command later to submit missing runs again; --wait waits for the results")
     return None
 
 
 def submit(script: str, logs: Path, new: list[Job], args: LaunchArgs, env: dict[str, str]) -> None:
-    require(shutil.which("sbatch") is not None, "--backend slurm: there is no sbatch here")
+    require(
+        shutil.which("sbatch") is not None,
+        "--backend slurm: sbatch is not installed on this machine",
+    )
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / f"{time.time_ns()}.sh"
     path.write_text(script)
@@ -108,13 +111,13 @@ def submit(script: str, logs: Path, new: list[Job], args: LaunchArgs, env: dict[
 
 
 def slurm_element(job: Job) -> str:
-    """The array element that a job was last submitted as, e.g. 12_0."""
+    """The array element of a job's last submission, e.g. 12_0."""
     path = job.home / "slurm"
     return path.read_text() if path.exists() else ""
 
 
 def slurm_states(todo: list[Job]) -> dict[str, str]:
-    """The states of array elements, as far as Slurm remembers them: {"12_0": "RUNNING"}."""
+    """The states of the array elements that Slurm still knows: {"12_0": "RUNNING"}."""
     states: dict[str, str] = {}
     for number in sorted({slurm_element(job).partition("_")[0] for job in todo} - {""}):
         words = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T"]
@@ -128,23 +131,25 @@ def slurm_states(todo: list[Job]) -> dict[str, str]:
     return states
 
 
-WAITS = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING"}
-WAITS |= {"REQUEUE_HOLD", "REQUEUE_FED", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT"}
+ACTIVE = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING"}
+ACTIVE |= {"REQUEUE_HOLD", "REQUEUE_FED", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT"}
 
 
 def wait_for_slurm(todo: list[Job]) -> list[Job]:
-    """Watch jobs of the queue until all have ended; returns those that failed."""
-    left, failed, missing = list(todo), [], dict[str, float]()
+    """Wait until all jobs of the queue have ended; returns those that failed."""
+    left = list(todo)
+    failed: list[Job] = []
+    missing: dict[str, float] = {}  # when a job was first found neither active nor finished
     with Board(len(todo)) as board:
         while left:
             states = slurm_states(left)
             for job in list(left):
                 state = states.get(slurm_element(job), "")
                 since = missing.setdefault(job.key, time.monotonic())
-                if state in WAITS and not job.finished:
+                if state in ACTIVE and not job.finished:
                     missing.pop(job.key)
                     continue
-                # Our own notes may come a moment after Slurm's (network file systems).
+                # On a network file system job.json may appear later than Slurm's state.
                 settled = job.finished or job.note("status") in ("failed", "interrupted")
                 if not settled and time.monotonic() - since < LOST:
                     continue
@@ -155,7 +160,7 @@ def wait_for_slurm(todo: list[Job]) -> list[Job]:
                     continue
                 failed.append(job)
                 how = describe_status(job.note("exit_status"))
-                board.say(f"{job.name} FAILED: {how} (Slurm: {state or 'forgotten'})\n{job.tail()}")
+                board.say(f"{job.name} FAILED: {how} (Slurm: {state or 'unknown'})\n{job.tail()}")
             board.update([job for job in left if job.folder])
             time.sleep(1.0 if left else 0.0)
     return failed

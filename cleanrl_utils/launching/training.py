@@ -1,4 +1,4 @@
-"""A run that a tool starts and watches while it trains."""
+"""A run that the tuner starts and watches while it trains."""
 
 import sys
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from cleanrl_utils.running.settings import flag
 
 
 class RunFailed(Exception):
-    """A run did not do what was asked of it: it has no score."""
+    """A run that failed or ignored a setting, so that it has no score."""
 
 
 class Training:
-    """The run of a script with these settings, below the folder `where`."""
+    """A run of a script with these settings, in the folder `where`."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Training:
         self.last_step = 0
         where.mkdir(parents=True, exist_ok=True)
         stem = f"{env_id.split(':')[-1].replace('/', '-')}__{seed}"
-        self.place = (where / f"{stem}.folder").resolve()  # tells where the run's folder is
-        self.place.unlink(missing_ok=True)  # of an earlier run of this name
+        self.place = (where / f"{stem}.folder").resolve()  # holds the path of the run's folder
+        self.place.unlink(missing_ok=True)  # from an earlier run of this name
         self.log = self.place.with_suffix(".txt")
         words = [sys.executable, script, *as_flags(params), "--env-id", env_id]
         words += ["--seed", str(seed), "--runs-dir", str(where), *(more_words or [])]
@@ -47,14 +47,14 @@ class Training:
         self.process = Process(words, env, self.log)
 
     def look(self) -> bool:
-        """Read what it has logged since the last look; whether it still trains."""
-        ended = self.process.poll() is not None  # asked first: then all it wrote is read
+        """Read the metrics logged since the last call; returns whether it still trains."""
+        ended = self.process.poll() is not None  # before reading, so that nothing is missed
         if self.metrics is None and self.place.exists() and self.place.read_text():
             folder = self.place.parent / self.place.read_text()
             check_settings(self.asked, folder)
             self.metrics = Metrics(folder)
         for step, _, tag, value in self.metrics.new() if self.metrics else ():
-            if not tag.startswith("eval/"):  # which counts episodes, not steps
+            if not tag.startswith("eval/"):  # its steps are episodes
                 self.last_step = step
             if tag == self.metric:
                 self.values.append((step, value))
@@ -62,21 +62,23 @@ class Training:
 
     @property
     def total(self) -> int:
-        """Its total timesteps; 0 until they are known."""
+        """Its total timesteps; 0 before it has started."""
         return self.metrics.total if self.metrics else 0
 
     def values_until(self, step: float) -> list[float]:
         return [value for at, value in self.values if at <= step]
 
     def result(self) -> list[float]:
-        """All values of the metric, once it has ended; RunFailed if it has none."""
+        """All values of the metric of an ended run; raises RunFailed if there are none."""
         status = self.process.poll()
         if status != 0:
             last_line = jobs.tail(self.log, 1).strip()
             how = f"ended with status {status}: {last_line}"
             raise RunFailed(f"{self.name}, {how}; see {self.log}")
         if not self.values:
-            no_episode = " (no episode finished)" * self.metric.endswith("episodic_return")
+            no_episode = ""
+            if self.metric.endswith("episodic_return"):
+                no_episode = " (no episode finished)"
             raise RunFailed(f"{self.name}, logged no {self.metric}{no_episode}; see {self.log}")
         return [value for _, value in self.values]
 
@@ -85,7 +87,7 @@ class Training:
 
 
 def as_flags(params: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line: {"learning-rate": 0.1} as --learning-rate=0.1."""
+    """Settings as flags: {"learning-rate": 0.1} becomes --learning-rate=0.1."""
     words = []
     for name, value in params.items():
         if isinstance(value, list | tuple):
@@ -96,7 +98,7 @@ def as_flags(params: Mapping[str, Any]) -> list[str]:
 
 
 def check_settings(params: Mapping[str, Any], folder: Path) -> None:
-    """Every value that was asked for must be the one the run says it uses."""
+    """Raise RunFailed unless the run uses every setting that was asked for."""
     record = run_folder.read_json(folder / run_folder.RECORD) or {}
     recorded = record.get("args", {})
     for name, value in params.items():
@@ -104,4 +106,4 @@ def check_settings(params: Mapping[str, Any], folder: Path) -> None:
         same = list(found) == list(value) if isinstance(value, list | tuple) else found == value
         if not same:
             path = folder / run_folder.RECORD
-            raise RunFailed(f"{flag(name)} was to be {value!r}, is {found!r}; see {path}")
+            raise RunFailed(f"{flag(name)} should be {value!r}, but is {found!r}; see {path}")

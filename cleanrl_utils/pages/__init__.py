@@ -1,1 +1,1 @@
-"""What builds the documentation."""
+"""The parts of the documentation that are generated."""

@@ -1,10 +1,10 @@
-"""Source code as HTML: coloured lines, numbered, with notes about them."""
+"""Source code as HTML: highlighted, numbered lines with notes."""
 
 import html
 import re
 from collections.abc import Iterator
 
-Columns = dict[int, set[int]]  # of each line, the columns that stand out
+Columns = dict[int, set[int]]  # the marked columns of each line
 
 
 def highlight(source: str, marked: Columns | None = None) -> list[str]:
@@ -32,7 +32,7 @@ def highlight(source: str, marked: Columns | None = None) -> list[str]:
 
 
 def pieces(text: str, column: int, marked: set[int]) -> Iterator[str]:
-    """A text that begins in this column, cut where marked columns begin and end."""
+    """Split a text that starts in this column where marked columns start and end."""
     start = 0
     for i in range(1, len(text) + 1):
         if i == len(text) or (column + i in marked) != (column + i - 1 in marked):
@@ -41,7 +41,7 @@ def pieces(text: str, column: int, marked: set[int]) -> Iterator[str]:
 
 
 def line_html(number: int, code: str, anchor: bool = True, style: str = "") -> str:
-    """A numbered line; with `anchor`, links can lead to it."""
+    """A numbered line; with `anchor`, it can be linked to."""
     name = f' id="L{number}"' if anchor else ""
     href = f' href="#L{number}"' if anchor else ""
     link = f'<a class="number"{href} data-no="{number}" aria-hidden="true" tabindex="-1"></a>'

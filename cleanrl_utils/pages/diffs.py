@@ -1,4 +1,4 @@
-"""Two scripts beside each other: what a variant changes."""
+"""Side-by-side diffs of scripts."""
 
 import difflib
 import re
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from cleanrl_utils.pages.code import Columns, highlight, line_html
 from cleanrl_utils.pages.scripts import Script
 
-CONTEXT = 3  # equal lines around a difference
-ALIKE = 0.5  # share of words that two lines have in common, for their other words to stand out
+CONTEXT = 3  # equal lines shown around a difference
+SIMILAR = 0.5  # least similarity of two lines for their different words to be marked
 Block = tuple[str, int, int, int, int]  # kind; lines of the left file, lines of the right file
 
 
@@ -17,7 +17,7 @@ def diff_blocks(left: list[str], right: list[str]) -> Sequence[Block]:
 
 
 def diff_size(left: str, right: str) -> tuple[int, int]:
-    """Number of lines that only the left and only the right file has."""
+    """(lines only in the left file, lines only in the right file)."""
     blocks = diff_blocks(left.splitlines(), right.splitlines())
     changed = [block for block in blocks if block[0] != "equal"]
     removed = sum(block[2] - block[1] for block in changed)
@@ -26,7 +26,7 @@ def diff_size(left: str, right: str) -> tuple[int, int]:
 
 
 def changed_words(left: list[str], right: list[str]) -> tuple[Columns, Columns]:
-    """Columns in which replaced lines differ from their replacement, where both are alike."""
+    """The columns in which a replaced line differs from its replacement, if they are similar."""
     marked: tuple[Columns, Columns] = {}, {}
     for kind, i1, i2, j1, j2 in diff_blocks(left, right):
         if kind != "replace":
@@ -34,7 +34,7 @@ def changed_words(left: list[str], right: list[str]) -> tuple[Columns, Columns]:
         for i, j in zip(range(i1, i2), range(j1, j2), strict=False):
             words = [re.findall(r"\w+|\s+|.", line) for line in (left[i], right[j])]
             matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
-            if matcher.ratio() < ALIKE:
+            if matcher.ratio() < SIMILAR:
                 continue
             changed = [block for block in matcher.get_opcodes() if block[0] != "equal"]
             removed = [(block[1], block[2]) for block in changed]
@@ -45,7 +45,7 @@ def changed_words(left: list[str], right: list[str]) -> tuple[Columns, Columns]:
 
 
 def columns_of(words: list[str], spans: list[tuple[int, int]]) -> set[int]:
-    """The columns of a line that these spans of its words cover."""
+    """The columns that these spans of words cover."""
     starts = [0]
     for word in words:
         starts.append(starts[-1] + len(word))
@@ -53,7 +53,7 @@ def columns_of(words: list[str], spans: list[tuple[int, int]]) -> set[int]:
 
 
 def diff_html(left: Script, right: Script) -> str:
-    """Both files beside each other; on a narrow screen one below the other, equal lines once."""
+    """Both files side by side; on narrow screens as one column, with equal lines once."""
     left_lines = left.source.splitlines()
     right_lines = right.source.splitlines()
     marked = changed_words(left_lines, right_lines)
@@ -85,5 +85,5 @@ def diff_html(left: Script, right: Script) -> str:
         out.append(f"<details><summary>{summary}</summary>{hidden}</details>")
         if after:
             out.append(pair(kind, i2 - after, i2, j2 - after, j2))
-    # The search plugin takes the end of an inner element of the same kind for the end of this one.
+    # <section>, because the search plugin takes the end of an inner <div> for the end of this one.
     return f'<section class="highlight diff" data-search-exclude>{"".join(out)}</section>'

@@ -1,10 +1,10 @@
-"""Films of trained agents, with what they scored, and a strip of several agents.
+"""Videos of trained agents with their returns, and a strip of several agents.
 
     python -m cleanrl_utils.docs --gif runs/NAME              # docs/assets/films/SCRIPT__ENV.gif
     python -m cleanrl_utils.docs --gif runs/A runs/B runs/C   # the same, and docs/assets/agents.gif
 
-Beside each film is a JSON file with the return of the filmed episode and the command that trained
-the agent. A film that has such a file appears on the page of its script's results.
+Beside each video is a JSON file with the return of the episode and the command that trained the
+agent. A video with such a file appears with the results of its script.
 """
 
 import json
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 ASSETS = ROOT / "docs" / "assets"
 FILMS = ASSETS / "films"
 STRIP = ASSETS / "agents.gif"
-SECONDS = 6.0  # of a film: the beginning of a long episode
+SECONDS = 6.0  # longest video: the start of the episode
 FPS = 15
-EPISODES = 5  # to choose the filmed one from: the one with the median return
-WIDTH = 240  # pixels of a film
+EPISODES = 5  # the one with the median return is recorded
+WIDTH = 240  # pixels of a video
 HEIGHT = 170  # pixels of a strip, without its captions
 CAPTION = 18  # pixels of a caption
 GAP = 6  # pixels between the agents of a strip
@@ -38,7 +38,7 @@ PALETTE = 64  # colours of a GIF
 
 @dataclass
 class Film:
-    """One episode of a trained agent."""
+    """A video of one episode of a trained agent, and facts about it."""
 
     file: str
     script: str
@@ -54,7 +54,7 @@ class Film:
 
 
 def read_films(folder: Path = FILMS) -> list[Film]:
-    """The films that have their facts beside them."""
+    """The videos that have a JSON file."""
     facts = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     films = [Film(**fact) for fact in facts]
     return [film for film in films if (folder / film.file).is_file()]
@@ -67,7 +67,7 @@ def read_strip(path: Path = STRIP) -> list[Film]:
 
 
 def make_films(runs: list[str], folder: Path = FILMS, strip: Path = STRIP) -> list[Path]:
-    """Film the saved models of these runs, one episode each; several make a strip as well."""
+    """Record the saved models of these runs, one episode each; several also make a strip."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     films = []
@@ -89,7 +89,7 @@ def make_films(runs: list[str], folder: Path = FILMS, strip: Path = STRIP) -> li
 
 
 def film_run(run: Path) -> tuple[Film, list["Image"]]:
-    """The median of EPISODES greedy episodes of a run's model: its facts, and its frames at FPS."""
+    """Record the median of EPISODES greedy episodes of a run's model; returns facts and frames."""
     from cleanrl_utils.analysis import tables
     from cleanrl_utils.running import evaluation, folder
 
@@ -115,7 +115,7 @@ def film_run(run: Path) -> tuple[Film, list["Image"]]:
 
 
 def read_frames(video: Path) -> list["Image"]:
-    """The first SECONDS of a video, FPS frames of each."""
+    """The frames of the first SECONDS of a video, at FPS."""
     import imageio.v3
     from PIL import Image
 
@@ -130,7 +130,7 @@ def read_frames(video: Path) -> list["Image"]:
 
 
 def side_by_side(films: list[list["Image"]], facts: list[Film]) -> list["Image"]:
-    """Frames of all films in a row, captions below; a film that ends earlier starts again."""
+    """Frames of all videos in a row, with captions; shorter videos repeat."""
     from PIL import Image, ImageDraw, ImageFont
 
     small = [[fit(frame, height=HEIGHT) for frame in frames] for frames in films]
@@ -153,14 +153,14 @@ def side_by_side(films: list[list["Image"]], facts: list[Film]) -> list["Image"]
 
 
 def fit(image: "Image", width: int = 0, height: int = 0) -> "Image":
-    """An image of this width or height, its proportions kept."""
+    """Resize an image to this width or height, keeping its proportions."""
     if width:
         return image.resize((width, round(width * image.height / image.width)))
     return image.resize((round(height * image.width / image.height), height))
 
 
 def save_gif(path: Path, frames: list["Image"]) -> None:
-    """A GIF that repeats; all frames share one palette, so that equal pixels cost nothing."""
+    """Save a looping GIF; all frames have one palette, so that equal pixels take no space."""
     from PIL.Image import Dither
 
     palette = frames[len(frames) // 2].quantize(PALETTE)
@@ -171,7 +171,7 @@ def save_gif(path: Path, frames: list["Image"]) -> None:
 
 
 def film_html(url: str, film: Film) -> str:
-    """A film and what it shows."""
+    """A video with its caption."""
     text = f"<code>{film.script}.py</code> on <code>{film.env_id}</code>"
     score = f"this episode scores {film.episodic_return:,.0f}"
     caption = f"{text} after {film.steps:,} steps, seed {film.seed}: {score}"

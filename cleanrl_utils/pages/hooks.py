@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site."""
+"""Hooks that mkdocs calls while it builds the site."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ state: dict[str, Site] = {}
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages and files that are made from the code."""
+    """Add the generated pages and files."""
     from mkdocs.structure.files import File
 
     site = state["site"] = Site()
@@ -23,7 +23,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Fill in directives and links to lines."""
+    """Replace directives and links to lines of code."""
     site = state["site"]
     markdown = site.fill(markdown, page)
     if page.file.src_uri.startswith("rl-algorithms/"):
@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(text: str, page: Any, config: Any, files: Any) -> str:
-    """Put in the HTML that Markdown left alone; a page of code gets its functions as contents."""
+    """Insert the HTML kept from Markdown, and list functions in the contents of code pages."""
     from mkdocs.structure.toc import AnchorLink
 
     site = state["site"]

@@ -16,13 +16,13 @@ LINK = re.compile(
 )
 WEB_LINK = re.compile(r"\[([^\]]+)\]\((https?://[^)\s]+)\)")
 FENCE = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.S | re.M)
-CLOSE = 10  # lines; a paragraph that links to several of them is shown beside the first
+CLOSE = 10  # lines: within this distance a paragraph is shown only once
 PARAGRAPH = re.compile(r"\n(?=\n|[-*] |\d+\. |#)")
 
 
 @dataclass
 class Note:
-    """What a page says about a line."""
+    """A paragraph of a page about a line of code."""
 
     page: str
     anchor: str
@@ -34,7 +34,7 @@ Notes = dict[str, dict[int, list[Note]]]  # by file and line
 
 
 def find_line(file: str, code: str | None) -> tuple[str, int]:
-    """(page that shows it, line); raises LookupError if the code is not there exactly once."""
+    """(page of the file, line); raises LookupError unless the code is there exactly once."""
     path = ROOT / file if "/" in file else ROOT / "cleanrl" / file
     if not path.is_file():
         raise LookupError(f"there is no {file}")
@@ -49,7 +49,7 @@ def find_line(file: str, code: str | None) -> tuple[str, int]:
 
 
 def linked_files(folder: Path) -> set[str]:
-    """Files of cleanrl_utils that pages link to."""
+    """The files outside cleanrl/ that pages link to."""
     texts = [FENCE.sub("", path.read_text()) for path in sorted(folder.rglob("*.md"))]
     files = {link["file"] for text in texts for link in LINK.finditer(text)}
     return {file for file in files if "/" in file and (ROOT / file).is_file()}
@@ -64,7 +64,7 @@ def collect_notes(folder: Path) -> Notes:
 
 
 def add_notes(notes: Notes, markdown: str, page: str) -> None:
-    """Add the paragraphs of a page that link to a line; links that do not hold are left out."""
+    """Add the paragraphs of a page that link to a line; broken links are skipped."""
     from markdown.extensions.toc import slugify, unique
 
     used: set[str] = set()
@@ -88,7 +88,7 @@ def add_notes(notes: Notes, markdown: str, page: str) -> None:
 
 
 def is_repeated(note: Note, lines: dict[int, list[Note]], line: int) -> bool:
-    """Whether the line has a note of the same section, or a line close to it has the same note."""
+    """Whether the line has a note of the same section, or a line nearby has the same note."""
     if any((x.page, x.anchor) == (note.page, note.anchor) for x in lines.get(line, [])):
         return True
     return any(note in there for other, there in lines.items() if abs(other - line) <= CLOSE)

@@ -15,7 +15,7 @@ OVERVIEW += ["steps/s", "results"]
 
 
 def overview_table(scripts: Scripts, groups: list[Group]) -> str:
-    """All scripts: what they are for, what they have, and what we measured."""
+    """A table of all scripts: spaces, environments, features, speed, results."""
     rows = [f"| {' | '.join(OVERVIEW)} |", "|-" * len(OVERVIEW) + "|"]
     for script in scripts.values():
         mine = [group for group in groups if group.script == script.name]
@@ -45,7 +45,7 @@ def scripts_table(shown: list[Script], scripts: Scripts, source: str = "../sourc
 
 
 def missing_scripts(scripts: Scripts) -> str:
-    """Scripts that only the original has."""
+    """The scripts that only the original CleanRL has."""
     return ", ".join(f"`{name}.py`" for name in ORIGINAL if name not in scripts)
 
 
@@ -72,13 +72,13 @@ def algorithm_cards(scripts: Scripts) -> str:
 
 
 def split_title(title: str) -> tuple[str, str]:
-    """`Deep Q-Network (DQN)` as (Deep Q-Network, DQN)."""
+    """Split `Deep Q-Network (DQN)` into (Deep Q-Network, DQN)."""
     match = re.fullmatch(r"(.+) \((.+)\)", title)
     return (match[1], match[2]) if match else ("", title)
 
 
 def readme_table(scripts: Scripts) -> str:
-    """Algorithms and their scripts, for the README; no result changes it."""
+    """A table of algorithms and their scripts, for the README."""
     rows = ["| algorithm | scripts |", "|-|-|"]
     for page, mine in by_page(scripts).items():
         names = ", ".join(f"[`{script.name}.py`](cleanrl/{script.name}.py)" for script in mine)

@@ -14,7 +14,7 @@ COLUMNS = 3
 
 
 def fill_readme(text: str) -> str:
-    """The README with what is made from the code between its marks."""
+    """The README with the generated parts between its marks."""
     made = {
         "scripts": overview.readme_table(read_scripts()),
         "agents": agents_caption(films.read_strip(), "docs/assets"),
@@ -23,7 +23,7 @@ def fill_readme(text: str) -> str:
 
 
 def draw_curves(path: Path) -> None:
-    """Learning curves beside the original's figures (dashed), where our agents learn."""
+    """Draw our learning curves and the original's results (dashed) on the environments of SHOWN."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -55,12 +55,12 @@ def draw_curves(path: Path) -> None:
 
 
 def short_name(group: results.Group) -> str:
-    """What the legend calls a group: the environment says whether its actions are continuous."""
+    """The name of a group in the legend, without `continuous_action`."""
     return group.name.replace("_continuous_action", "")
 
 
 def draw_group(axis: Any, group: results.Group, color: str, published: results.Published) -> None:
-    """Mean and, with two seeds or more, sample standard deviation of the curves of a group."""
+    """Draw the mean and, with two seeds or more, the sample standard deviation of a group."""
     import numpy as np
 
     curves = results.curves_of(group)

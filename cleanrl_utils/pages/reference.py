@@ -1,4 +1,4 @@
-"""Tables of flags and metrics, and the tabs that say how to install something."""
+"""Tables of flags and metrics, and installation commands."""
 
 import logging
 import re
@@ -21,7 +21,7 @@ def shared_flag_tables() -> str:
 
 
 def flag_tables(scripts: list[Script]) -> str:
-    """The flags of each script, folded away."""
+    """The flags of each script, collapsed."""
     title = '??? note "Flags of `{}.py`, beside the shared ones"\n\n'
     tables = [title.format(x.name) + indent(flag_table(x.flags)) for x in scripts]
     return "\n\n".join(tables)
@@ -32,7 +32,7 @@ def metric_meanings() -> dict[str, str]:
 
 
 def metric_table(scripts: list[Script]) -> str:
-    """What these scripts log, in the words of get-started/metrics.md."""
+    """The metrics of these scripts, with their meanings from get-started/metrics.md."""
     meanings = metric_meanings()
     tags: dict[str, list[str]] = {}
     for script in scripts:
@@ -50,7 +50,7 @@ def metric_table(scripts: list[Script]) -> str:
 
 
 def install_tabs(family: str) -> str:
-    """How to install what a family of environments needs, in a tab for each tool."""
+    """The commands that install a family of environments, in one tab per tool."""
     extras = {"dm_control": "mujoco dm_control"}.get(family, family)
     pins = f"requirements/requirements-{family}.txt"
     ways = {

@@ -1,4 +1,4 @@
-"""Tables and charts of benchmark/results, beside the figures that the original published."""
+"""Tables and charts of benchmark/results, with the published results of the original."""
 
 import csv
 import html
@@ -14,7 +14,7 @@ from cleanrl_utils.analysis.palette import colors
 from cleanrl_utils.pages.scripts import ROOT
 
 PUBLISHED = ROOT / "benchmark" / "published.csv"
-MANY = 12  # environments that we have not run; more than these are folded away
+MANY = 12  # environments without our results; longer lists are collapsed
 Published = dict[tuple[str, str], list[dict[str, str]]]  # figures by script and environment
 Curve = list[list[float]]  # steps, minutes, returns
 
@@ -26,7 +26,7 @@ EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are the original's."
 
 
 def read_published() -> Published:
-    """The original's figures: theirs, never ours."""
+    """The published results of the original."""
     found: Published = {}
     with open(PUBLISHED) as file:
         for row in csv.DictReader(file):
@@ -106,12 +106,12 @@ def curves_of(group: Group) -> list[Curve]:
 
 
 def figure(mean: float, std: float | None) -> str:
-    """A figure without a place to break the line."""
+    """Mean ± standard deviation with non-breaking spaces."""
     return f"{mean:,.2f}" + (f"\u00a0±\u00a0{std:,.2f}" if std is not None else "")
 
 
 def cite(rows: list[dict[str, str]], ours: int = 0) -> str:
-    """The original's figures and their sources; their steps, unless these are as many as ours."""
+    """The original's results with sources, and with their steps if they differ from ours."""
     figures = []
     for row in rows:
         text = figure(float(row["mean"]), float(row["std"]) if row["std"] else None)
@@ -125,7 +125,7 @@ def cite(rows: list[dict[str, str]], ours: int = 0) -> str:
 
 
 def results_table(script: str, groups: list[Group], published: Published) -> tuple[str, str]:
-    """Our results of a script, and (to be folded away) published ones of environments we lack."""
+    """Our results of a script, and published results of other environments, collapsed if many."""
     theirs = {env_id: rows for (name, env_id), rows in published.items() if name == script}
     head = ["| environment | ours | best | seeds | steps | minutes | the original's |"]
     head.append("|-|-|-|-|-|-|-|")
@@ -152,7 +152,7 @@ def results_table(script: str, groups: list[Group], published: Published) -> tup
 
 
 def everything_table(groups: list[Group], pages: dict[str, str], published: Published) -> str:
-    """One row for each group; `pages` has the page of each script."""
+    """A table with one row per group; `pages` has the page of each script."""
     rows = ["| environment | script | ours | seeds | steps | minutes | the original's |"]
     rows.append("|-|-|-|-|-|-|-|")
     for group in groups:
@@ -165,7 +165,7 @@ def everything_table(groups: list[Group], pages: dict[str, str], published: Publ
 
 
 def commands_of(script: str) -> str:
-    """Where the commands of a script's results are."""
+    """A sentence that names the benchmark files of a script."""
     found = []
     for path in sorted((ROOT / "benchmark").glob("*.sh")):
         code = re.sub(r"^#.*", "", path.read_text(), flags=re.M)
@@ -175,7 +175,7 @@ def commands_of(script: str) -> str:
 
 
 def provenance(groups: list[Group]) -> str:
-    """Commands, commits and hardware of runs, folded away."""
+    """Commands, commits, hardware and versions of runs, collapsed."""
     lines = ["| environment | command, without its seed | commit | hardware | versions |"]
     lines.append("|-|-|-|-|-|")
     for group in groups:
@@ -193,7 +193,7 @@ def provenance(groups: list[Group]) -> str:
 
 
 def command_html(command: str) -> str:
-    """A command that is broken between its words only, not at the hyphens of a flag."""
+    """A command in which lines break only between words, not at the hyphens of a flag."""
     words = [f"<span>{html.escape(word, quote=False)}</span>" for word in command.split()]
     return f'<code class="command">{" ".join(words)}</code>'
 
@@ -206,7 +206,7 @@ def indent(text: str) -> str:
 
 
 def charts_html(groups: list[Group], published: Published, controls: bool = True) -> str:
-    """Curves for curves.js to draw: a chart for each environment, with published figures dashed."""
+    """The data of curves.js: one chart per environment, with published results dashed."""
     charts = []
     for env_id in dict.fromkeys(group.env_id for group in groups):
         here = [group for group in groups if group.env_id == env_id]

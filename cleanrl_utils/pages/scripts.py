@@ -1,4 +1,4 @@
-"""What the scripts say about themselves: read from their source, which is never run.
+"""Facts about the scripts, read from their source without running it.
 
 scripts = read_scripts()
 scripts["ppo"].flags, scripts["ppo"].tags, scripts["ppo_atari"].relative
@@ -6,6 +6,7 @@ scripts["ppo"].flags, scripts["ppo"].tags, scripts["ppo_atari"].relative
 
 import ast
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from cleanrl_utils.pages.tags import logged_tags
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# A variant is compared with the script that its name continues, these with another one.
+# A variant is compared with the script whose name its own name extends, except these.
 RELATIVES = {
     "rpo_continuous_action": "ppo_continuous_action",
     "ppo_procgen": "ppo_atari_envpool",
@@ -28,8 +29,17 @@ RELATIVES = {
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
+    "pqn_jax": "ppo_jax",
 }
-# All that the original has; what of it is missing here, the overview says.
+# Scripts in JAX resemble one another more than their twins in torch.
+JAX_RELATIVES = {
+    "td3_continuous_action_jax": "ddpg_continuous_action_jax",
+    "sac_continuous_action_jax": "td3_continuous_action_jax",
+    "c51_jax": "dqn_jax",
+    "c51_atari_jax": "dqn_atari_jax",
+    "dqn_atari_jax": "dqn_jax",
+}
+# The scripts of the original; the overview lists those that are missing here.
 NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
 ddpg_continuous_action_jax dqn dqn_atari dqn_atari_jax dqn_jax ppg_procgen ppo ppo_atari
 ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan ppo_atari_lstm
@@ -38,7 +48,7 @@ ppo_procgen ppo_rnd_envpool ppo_trxl pqn pqn_atari_envpool pqn_atari_envpool_lst
 qdagger_dqn_atari_impalacnn qdagger_dqn_atari_jax_impalacnn rainbow_atari rpo_continuous_action
 sac_atari sac_continuous_action td3_continuous_action td3_continuous_action_jax"""
 ORIGINAL = re.findall(r"\w+", NAMES)
-FAMILIES = {  # what a script's imports and names say about its environments
+FAMILIES = {  # environments, by a word in the imports or in the name of a script
     "envpool": "EnvPool",
     "isaacgym": "Isaac Gym",
     "brax": "Brax",
@@ -50,7 +60,7 @@ FAMILIES = {  # what a script's imports and names say about its environments
 }
 
 
-SHARED = {  # classes that Args inherits flags from, and what their tables are called
+SHARED = {  # classes that Args inherits flags from, and the titles of their tables
     "RunArgs": "Every script",
     "LoggingArgs": "Logging",
     "ModelArgs": "Model and evaluation",
@@ -82,7 +92,7 @@ class Flag:
 
 @dataclass
 class Script:
-    """A file of cleanrl/, read but never run."""
+    """A file of cleanrl/."""
 
     name: str
     source: str
@@ -98,7 +108,7 @@ class Script:
 
     @property
     def page(self) -> str:
-        """The algorithm's page, which the docstring names."""
+        """The page of the algorithm, from the docstring."""
         found = re.search(r"docs/(rl-algorithms/[\w-]+\.md)", self.source)
         return found[1] if found else "rl-algorithms/overview.md"
 
@@ -108,7 +118,7 @@ class Script:
 
     @cached_property
     def flags(self) -> list[Flag]:
-        """Its own flags; those it shares are `shared_flags`."""
+        """The flags of this script alone, without `shared_flags`."""
         return fields_of(self.tree, "Args")
 
     @property
@@ -122,7 +132,7 @@ class Script:
 
     @cached_property
     def tags(self) -> list[str]:
-        """Everything it logs."""
+        """The tags of all metrics that it logs."""
         return logged_tags(self.tree)
 
     @property
@@ -152,7 +162,7 @@ class Script:
     def features(self) -> str:
         has = {flag.field for flag in self.flags} | set(self.bases)
         features = {
-            "CUDA graphs": "run.accelerate(" in self.source,
+            "CUDA graphs": "accelerate(" in self.source,
             "one program": "RunsArgs" in has,
             "many agents at once": "RunsArgs" in has,
             "replay on the GPU": "buffer_device" in has,
@@ -165,15 +175,8 @@ class Script:
 
     @property
     def relative(self) -> str | None:
-        """The script it is best read beside."""
-        if RELATIVES.get(self.name) in self.siblings:
-            return RELATIVES[self.name]
-        name = self.name
-        while "_" in name:
-            name = name.rpartition("_")[0]
-            if name in self.siblings:
-                return name
-        return None
+        """The script to compare it with."""
+        return relative_of(self.name, self.siblings)
 
 
 def fields_of(tree: ast.Module, cls: str) -> list[Flag]:
@@ -208,3 +211,27 @@ def read_scripts() -> dict[str, Script]:
     order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "sac": 4, "td3": 5, "ddpg": 6}
     rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.pictures, x.name)  # noqa: E731
     return {script.name: script for script in sorted(scripts.values(), key=rank)}
+
+
+def relative_of(name: str, known: Set[str]) -> str | None:
+    """The script that a script is best read beside: the one that its name continues, mostly."""
+    if RELATIVES.get(name) in known:
+        return RELATIVES[name]
+    while "_" in name:
+        name = name.rpartition("_")[0]
+        if name in known:
+            return name
+    return None
+
+
+def relatives(name: str, known: Set[str]) -> list[str]:
+    """The scripts that a script shares functions with, nearest first; ppo.py is the last."""
+    found: list[str] = []
+    waiting = [JAX_RELATIVES.get(name), relative_of(name, known), "ppo"]
+    while waiting:
+        other = waiting.pop(0)
+        if other is None or other not in known or other in found or other == name:
+            continue
+        found.append(other)
+        waiting[:0] = [JAX_RELATIVES.get(other), relative_of(other, known)]
+    return [*(x for x in found if x != "ppo"), *(x for x in found if x == "ppo")]

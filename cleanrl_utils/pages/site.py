@@ -1,4 +1,4 @@
-"""All that a build of the site knows, and the parts of pages that are made from it."""
+"""The generated parts of the site."""
 
 import ast
 import logging
@@ -16,10 +16,10 @@ DOCS = ROOT / "docs"
 DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w./]+))? \}\}$", re.M)
 PART = re.compile(r'<div data-part="(\d+)"></div>')
 INDEX = """Every script with the notes of its page beside the lines they are about, and beside the
-script it is closest to. *−12 +40* counts lines that go and come."""
+script it is closest to. *−12 +40* counts removed and added lines."""
 log = logging.getLogger("mkdocs.hooks.cleanrl")
 Render = Callable[[Any, Any], str]  # (page, files) -> HTML
-SHOWN = [  # what the home page and the README show: environments on which our agents learn
+SHOWN = [  # environments of the curves on the home page and in the README
     "CartPole-v1",
     "Acrobot-v1",
     "Pong-v5",
@@ -30,7 +30,7 @@ SHOWN = [  # what the home page and the README show: environments on which our a
 
 
 class Site:
-    """Scripts, results, and what the written pages say about lines of code."""
+    """Scripts, results, videos, and the notes of pages about lines of code."""
 
     def __init__(self) -> None:
         self.scripts = read_scripts()
@@ -38,13 +38,13 @@ class Site:
         self.published = results.read_published()
         self.films = films.read_films()
         self.notes = notes.collect_notes(DOCS)
-        self.parts: list[Render] = []  # HTML that Markdown must not touch
-        self.placed: set[tuple[str, str]] = set()  # (kind, script) that a page shows itself
+        self.parts: list[Render] = []  # HTML kept from Markdown
+        self.placed: set[tuple[str, str]] = set()  # (kind, script) that a page has already shown
 
     # -- links to lines ----------------------------------------------------------------------
 
     def resolve(self, markdown: str, page: Any, files: Any) -> str:
-        """Make `src:` links lead to lines; a link to code that is not there is a warning."""
+        """Resolve `src:` links to lines of code; a broken link is a warning."""
 
         def link(match: re.Match) -> str:
             try:
@@ -60,7 +60,7 @@ class Site:
     # -- directives --------------------------------------------------------------------------
 
     def fill(self, markdown: str, page: Any) -> str:
-        """Replace `{{ name what }}` by what `make_name` returns for these scripts."""
+        """Replace `{{ name what }}` by the result of `make_name`."""
 
         def directive(match: re.Match) -> str:
             make = getattr(self, f"make_{match['name']}", None)
@@ -72,7 +72,7 @@ class Site:
         return outside_code(markdown, lambda text: DIRECTIVE.sub(directive, text))
 
     def scripts_meant(self, what: str | None, page: Any) -> list[Script]:
-        """The script that a directive names, otherwise all scripts of the page."""
+        """The script that a directive names, else all scripts of the page."""
         if what and what.endswith(".py") and what[:-3] in self.scripts:
             return [self.scripts[what[:-3]]]
         if what == "jax":
@@ -112,7 +112,7 @@ class Site:
         return "\n\n".join(self.results_of(script) for script in scripts)
 
     def results_of(self, script: Script) -> str:
-        """The results of a script: table, curves, films, and where they come from."""
+        """The results of a script: table, curves, videos, commands and hardware."""
         mine = [group for group in self.groups if group.script == script.name]
         filmed = [film for film in self.films if film.script == script.name]
         table, folded = results.results_table(script.name, mine, self.published)
@@ -130,18 +130,18 @@ class Site:
         return "\n\n".join(part for part in [*out, folded] if part)
 
     def make_everything(self, scripts: list[Script], what: str | None) -> str:
-        """All results: a table, and for each environment a chart with all that ran on it."""
+        """All results: a table, and one chart per environment."""
         every = sorted(self.groups, key=lambda group: (group.env_id, group.name, group.steps))
         pages = {x.name: posixpath.basename(x.page) for x in self.scripts.values()}
         table = results.everything_table(every, pages, self.published)
         return table + "\n\n" + self.keep(results.charts_html(every, {}))
 
     def make_curves(self, scripts: list[Script], what: str | None) -> str:
-        """Some learning curves, for the home page."""
+        """The learning curves of the home page."""
         return self.keep(results.charts_html(shown_groups(self.groups), {}, controls=False))
 
     def make_agents(self, scripts: list[Script], what: str | None) -> str:
-        """The strip of agents, with what they scored."""
+        """The strip of agents with their returns."""
         agents = films.read_strip()
         alt = "; ".join(film.caption for film in agents)
         picture = f"![{alt}](assets/{films.STRIP.name}){{ .strip }}"
@@ -158,13 +158,13 @@ class Site:
         return self.keep(diff_html(self.scripts[script.relative or ""], script))
 
     def make_example(self, scripts: list[Script], what: str | None) -> str:
-        """A file of docs/examples beside the script that its name continues."""
+        """A diff between a file of docs/examples and the script that it changes."""
         path = ROOT / (what or "")
         example = Script(path.stem, path.read_text(), set(self.scripts))
         return self.keep(diff_html(self.scripts[example.relative or ""], example))
 
     def unplaced(self, page: Any) -> str:
-        """Flags, metrics and results of scripts that their page does not mention by itself."""
+        """Flags, metrics and results of scripts that their page has not shown."""
         out = []
         for kind, title in (("metrics", "Metrics"), ("flags", "Flags"), ("results", "Results")):
             mine = self.scripts_meant(None, page)
@@ -174,10 +174,10 @@ class Site:
                 out.append(getattr(self, f"make_{kind}")(left, None))
         return "\n\n".join(out)
 
-    # -- HTML that goes in after Markdown ----------------------------------------------------
+    # -- HTML inserted after Markdown --------------------------------------------------------
 
     def keep(self, part: str | Render) -> str:
-        """A placeholder for HTML that `put_back` puts in."""
+        """A placeholder for HTML that `put_back` inserts."""
         self.parts.append((lambda page, files: part) if isinstance(part, str) else part)
         return f'<div data-part="{len(self.parts) - 1}"></div>'
 
@@ -197,7 +197,7 @@ class Site:
         return PART.sub(lambda match: self.parts[int(match[1])](page, files), text)
 
     def annotated(self, path: str, page: Any, files: Any) -> str:
-        """A file with its notes; those of the script's own page, where it has some on a line."""
+        """A file with notes; per line those of the script's own page, if it has any."""
         file = path.removeprefix("cleanrl/")
         script = self.scripts.get(file.removesuffix(".py"))
         home = script.page if script else ""
@@ -212,10 +212,10 @@ class Site:
         _, title = overview.split_title(note.title)
         return f'{note.text} <a class="from" href="{url}#{note.anchor}">{title}</a>'
 
-    # -- pages that are not written by hand --------------------------------------------------
+    # -- generated pages ---------------------------------------------------------------------
 
     def generated(self) -> Iterator[tuple[str, str]]:
-        """(path, Markdown) of each."""
+        """(path, Markdown) of each generated page."""
         yield "source/index.md", self.index_page()
         for script in self.scripts.values():
             yield f"source/{script.name}.md", self.source_page(script)
@@ -243,7 +243,7 @@ class Site:
         name = script.name
         first = script.relative or ""
         removed, added = diff_size(self.scripts[first].source, script.source)
-        about = f"{removed} lines go, {added} come."
+        about = f"{removed} lines removed, {added} added."
         about += f" [`{first}.py`]({first}.md), [`{name}.py`]({name}.md)."
         parts = [front_matter("navigation, toc"), f"# {first}.py → {name}.py", about]
         return "\n\n".join([*parts, f"{{{{ diff {name}.py }}}}"])
@@ -274,7 +274,7 @@ def shown_groups(groups: list[results.Group]) -> list[results.Group]:
 
 
 def agents_caption(agents: list[films.Film], assets: str) -> str:
-    """What the agents of the strip are, how well they did, and where their commands are."""
+    """The caption of the strip: scripts, environments, returns, and a link to the commands."""
     words = [f"`{x.script}.py` on {x.env_id} scores {x.episodic_return:,.0f}" for x in agents]
     commands = f"[Commands]({assets}/{films.STRIP.stem}.json)."
     return f"One greedy episode of each, the median of five: {', '.join(words)}. {commands}"
@@ -285,7 +285,7 @@ def front_matter(hidden: str) -> str:
 
 
 def outside_code(markdown: str, change: Callable[[str], str]) -> str:
-    """Markdown changed everywhere but in its blocks of code."""
+    """Apply `change` to Markdown outside of its blocks of code."""
     out = ""
     at = 0
     for code in notes.FENCE.finditer(markdown):

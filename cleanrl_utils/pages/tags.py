@@ -20,7 +20,7 @@ Known = dict[str, Any]  # values of names
 
 
 def logged_tags(tree: ast.Module) -> list[str]:
-    """Every tag that a script logs, in the order of its lines, after those that every run has."""
+    """Every tag that a script logs: those of every run first, then in the order of its lines."""
     known: Known = {}
     assigned = assignments(tree)
     found = dict.fromkeys(ALWAYS)
@@ -36,7 +36,7 @@ def logged_tags(tree: ast.Module) -> list[str]:
 
 
 def assign(node: ast.Assign | ast.AugAssign, known: Known) -> Any:
-    """Put the value of an assigned name into `known`, if it can be computed, and return it."""
+    """Store the value of an assigned name in `known`, if it can be computed, and return it."""
     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
     value = value_of(node.value, known)
     if not isinstance(target, ast.Name) or value is None:
@@ -91,7 +91,7 @@ def episode_tags(call: ast.Call, assigned: dict[str, ast.expr]) -> Iterator[str]
 
 @cache
 def parameters(method: str) -> list[str]:
-    """Names of the parameters of a logging method, as its definition has them."""
+    """The names of the parameters of a logging method."""
     for path in sorted(RUNNING.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name == method:
@@ -105,7 +105,8 @@ def assignments(tree: ast.Module) -> dict[str, ast.expr]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign):
             continue
-        (target, *_), value = node.targets, node.value
+        target = node.targets[0]
+        value = node.value
         if isinstance(target, ast.Name):
             found[target.id] = value
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -115,7 +116,7 @@ def assignments(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def texts(node: ast.expr | None, assigned: dict[str, ast.expr]) -> list[str]:
-    """Values of a string expression; an index that only a run knows stands for 0 and 1."""
+    """The values of a string expression; an index that is not known takes the values 0 and 1."""
     if node is None:
         return [""]
     if isinstance(node, ast.Name) and node.id in assigned:

@@ -5,18 +5,18 @@
     buffer.add(obs, next_obs, actions, rewards, terminated, real)  # one step of all environments
     batch = buffer.sample(args.batch_size)
 
-`FrameReplayBuffer` does the same for stacked frames and keeps each frame once. Both take what
-vector environments in next-step autoreset give; `real` is false where a step only reset its
+`FrameReplayBuffer` does the same for stacked frames and stores each frame once. Both take the steps
+of vector environments in next-step autoreset; `real` is false where a step only reset its
 environment (its episode had ended the step before), and such a step is never sampled.
 
-For CUDA graphs `add` comes in two halves: `stage` writes on the host, `insert` sends that to the
-device and files it there. Like `sample` it has static shapes and never waits: a graph can hold it.
-Torch is imported when a memory is made: a JAX script can import this file without it.
+`add` has two halves, so that CUDA graphs can hold its second one: `stage` writes a step into pinned
+host memory, `insert` copies it to the device and stores it there. `insert` and `sample` have static
+shapes and never wait. Torch is imported when a memory is made, so that JAX scripts can import this
+file without it.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from math import prod
 from types import SimpleNamespace
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.errors import require
+from cleanrl_utils.replay.free_memory import check_memory, free_memory
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +41,8 @@ M = TypeVar("M", "ReplayBuffer", "FrameReplayBuffer")
 
 
 class Batch(NamedTuple):
-    """Transitions, one per row. `next_obs` is what the action led to, also where an episode ended:
-    a target bootstraps from it unless `terminated`, so truncation needs no special case."""
+    """Transitions, one per row. `next_obs` follows the action, also at the end of an episode: a
+    target bootstraps from it unless `terminated`, so truncation needs no special case."""
 
     obs: Tensor
     next_obs: Tensor
@@ -57,10 +58,10 @@ class Batch(NamedTuple):
 
 
 class _Replay:
-    """What both memories share: a matrix of float rows that end in action, reward and terminated,
-    the way of a step into it, and how it is saved."""
+    """The common part of both memories: a matrix of float rows that end in action, reward and
+    terminated, staging and inserting of steps, saving and loading."""
 
-    counters: tuple[str, ...]  # the tensors that say how far the others are filled
+    counters: tuple[str, ...]  # tensors that count what the others hold
 
     def __init__(
         self,
@@ -68,43 +69,48 @@ class _Replay:
         num_envs: int,
         device: torch.device | str,
         action_space: Space,
-        in_row: list[Shape],  # what lies in a row before the action
+        obs_shapes: list[Shape],  # of the columns before the action
         memory: Layout,
-        pages: Layout,
+        staged: Layout,
     ):
         import torch
 
         def zeros(layout: Layout, **options: Any) -> dict[str, Tensor]:
             return {k: torch.zeros(shape, dtype=t, **options) for k, (shape, t) in layout.items()}
 
-        self.capacity, self.num_envs, self.device = capacity, num_envs, torch.device(device)
+        self.capacity = capacity
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self.on_cpu = self.device.type == "cpu"
+        on_gpu = self.device.type == "cuda"
         self.discrete = np.issubdtype(action_space.dtype, np.integer)
-        self.shapes = [*in_row, _shape(action_space)]
-        self.widths = [*map(prod, self.shapes), 2]
+        self.shapes = [*obs_shapes, _shape(action_space)]
+        self.widths = [*map(prod, self.shapes), 2]  # 2: reward and terminated
         row = sum(self.widths)
-        # The row beyond the capacity takes what is not to be remembered: see `compact`.
+        # The row beyond the capacity receives the steps that are not stored: see `compact`.
         memory = memory | {"rows": ((capacity + 1, row), torch.float32)}
         memory |= {name: ((), torch.int64) for name in self.counters}
         self.nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype in memory.values())
         check_memory(self.nbytes, capacity, self.device)
-        if self.device.type == "cpu":  # NumPy's zeros take memory only as it is filled
+        if self.on_cpu:  # NumPy's zeros take memory only as it is filled
             empty = {k: np.zeros(shape, str(t).split(".")[1]) for k, (shape, t) in memory.items()}
             self.tensors = {k: torch.as_tensor(x) for k, x in empty.items()}
         else:
             self.tensors = zeros(memory, device=self.device)
-        # A page holds one step of all environments, here with one column more: is it real?
-        pages = pages | {"page": ((num_envs, row + 1), torch.float32)}
-        self.on_cpu, on_gpu = self.device.type == "cpu", self.device.type == "cuda"
-        self.pages = zeros(pages, device=self.device)
-        self.host = self.pages if self.on_cpu else zeros(pages, pin_memory=on_gpu)
-        self.sent = torch.cuda.Event() if on_gpu else None
+        # One step of all environments before it is stored; its last column is `real`.
+        staged = staged | {"new_rows": ((num_envs, row + 1), torch.float32)}
+        self.staged = zeros(staged, device=self.device)
+        self.staged_on_host = self.staged if self.on_cpu else zeros(staged, pin_memory=on_gpu)
+        self.copied = torch.cuda.Event() if on_gpu else None
         shapes = [*self.shapes, (), (), ()]
-        columns = self.host["page"].split([prod(shape) for shape in shapes], 1)
-        self.places = [x.view(-1, *s).numpy() for x, s in zip(columns, shapes, strict=True)]
-        # `insert` is written in what NumPy and torch share. On the CPU it works on NumPy views of
-        # the tensors, which takes a third of the time for a few rows.
-        both = self.tensors | self.pages | {"lanes": torch.arange(num_envs, device=self.device)}
-        self.at = SimpleNamespace(**{k: x.numpy() if self.on_cpu else x for k, x in both.items()})
+        columns = self.staged_on_host["new_rows"].split([prod(shape) for shape in shapes], 1)
+        self.inputs = [x.view(-1, *s).numpy() for x, s in zip(columns, shapes, strict=True)]
+        # `_insert` uses only what NumPy and torch share. On the CPU it works on NumPy views of the
+        # tensors, which takes a third of the time for a few rows.
+        all_tensors = self.tensors | self.staged
+        all_tensors |= {"env_numbers": torch.arange(num_envs, device=self.device)}
+        arrays = {k: x.numpy() if self.on_cpu else x for k, x in all_tensors.items()}
+        self.arrays = SimpleNamespace(**arrays)
 
     def add(
         self,
@@ -115,30 +121,30 @@ class _Replay:
         terminated: ArrayLike,
         real: ArrayLike,
     ) -> None:
-        """Remember one step of all environments, except where it was not `real`."""
+        """Store one step of all environments, except where it is not `real`."""
         self.stage(obs, next_obs, actions, rewards, terminated, real)
         self.insert()
-        if self.sent is not None:
-            self.sent.record()
+        if self.copied is not None:
+            self.copied.record()
 
     def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
-        """First half of `add`: the arrays of a step are put together, on the host."""
-        if self.sent is not None:
-            self.sent.synchronize()  # the copy of the step before may still be reading
-        for place, part in zip(self.places, (obs, next_obs, *rest), strict=True):
-            place[...] = part
+        """First half of `add`: write a step into host memory."""
+        if self.copied is not None:
+            self.copied.synchronize()  # the GPU may still be copying the step before
+        for target, values in zip(self.inputs, (obs, next_obs, *rest), strict=True):
+            target[...] = values
 
     def insert(self) -> None:
-        """Second half of `add`: the staged step enters the memory."""
+        """Second half of `add`: store the staged step."""
         if self.on_cpu:
             return self._insert()
         import torch
 
-        if self.host is not self.pages:
-            for name, page in self.host.items():
-                self.pages[name].copy_(page, non_blocking=True)
-        # Torch's deterministic mode would sort the rows before it writes them, for 2 to 4 times the
-        # cost. They differ anyway, all but the one beyond the capacity, which nobody reads.
+        if self.staged_on_host is not self.staged:
+            for name, values in self.staged_on_host.items():
+                self.staged[name].copy_(values, non_blocking=True)
+        # Deterministic mode would sort the rows before writing them, at 2 to 4 times the cost. No
+        # two of them go to the same place, except beyond the capacity, which is never read.
         mode = torch.get_deterministic_debug_mode()
         torch.set_deterministic_debug_mode("default")
         self._insert()
@@ -148,17 +154,17 @@ class _Replay:
         raise NotImplementedError
 
     def _draw(self, batch_size: int, size: Any) -> Tensor:
-        """Uniform whole numbers below `size`, by torch's own generator of the device."""
+        """Uniform integers below `size`, from torch's generator of the device."""
         import torch
 
         if self.on_cpu:
-            return torch.randint(int(size), (batch_size,))  # an error where nothing is stored
-        # Here `size` is a tensor that nobody waits for.
-        words = torch.empty(batch_size, dtype=torch.int64, device=self.device).random_()
-        return words % size
+            return torch.randint(int(size), (batch_size,))  # an error if nothing is stored
+        # On a GPU `size` is a tensor, and its value is not waited for.
+        integers = torch.empty(batch_size, dtype=torch.int64, device=self.device).random_()
+        return integers % size
 
     def _unpack(self, rows: Tensor) -> list[Tensor]:
-        """The parts of rows, as they were before they became columns of floats."""
+        """Rows as their parts, each in its own shape and type."""
         *parts, rest = rows.split_with_sizes(self.widths, 1)
         for i, shape in enumerate(self.shapes):
             if len(shape) != 1:
@@ -168,14 +174,14 @@ class _Replay:
         return [*parts, *rest.unbind(1)]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The filled part of every tensor, not copied."""
+        """The filled part of every tensor, without copying it."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue exactly where `state_dict` was taken."""
         for name in self.counters:
             self.tensors[name].copy_(state[name])
-        for name, rows in self.state_dict().items():  # whose shapes follow from the counters
+        for name, rows in self.state_dict().items():  # the counters determine its shapes
             require(
                 rows.shape == state[name].shape,
                 f"the saved replay memory has {name} of shape {tuple(state[name].shape)}, expected"
@@ -185,9 +191,9 @@ class _Replay:
 
 
 class ReplayBuffer(_Replay):
-    """Transitions of vector observations, each one row of one matrix: a batch is a single gather.
+    """Transitions of vector observations; each is one row of a matrix, so a batch is one gather.
 
-    `next_obs` lies beside `obs`, so the last observation of a truncated episode is its own.
+    A row holds `next_obs` beside `obs`, so a truncated episode keeps its last observation.
     """
 
     counters = ("count",)
@@ -205,36 +211,40 @@ class ReplayBuffer(_Replay):
         )
         import torch
 
-        # The host keeps count, and tells a GPU with each step where it goes, and the size since.
-        pages: Layout = {"goes_to": ((num_envs + 1,), torch.int64)}
-        obs_and_next_obs = [_shape(observation_space)] * 2
-        super().__init__(capacity, num_envs, device, action_space, obs_and_next_obs, {}, pages)
-        self.rows, self.goes_to = self.tensors["rows"], self.host["goes_to"].numpy()
+        # The host counts; each step carries the rows it goes to, and at the end the new size.
+        staged: Layout = {"destinations": ((num_envs + 1,), torch.int64)}
+        obs_shapes = [_shape(observation_space)] * 2  # obs and next_obs
+        super().__init__(capacity, num_envs, device, action_space, obs_shapes, {}, staged)
+        self.rows = self.tensors["rows"]
+        self.destinations = self.staged_on_host["destinations"].numpy()
         self.tensors["count"] = torch.zeros((), dtype=torch.int64)
         self.count = self.tensors["count"].numpy()
 
     def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
         super().stage(obs, next_obs, *rest)
-        start, n = int(self.count) % self.capacity, self.num_envs
-        real = self.places[-1]
-        self.slice = start if np.count_nonzero(real) == n and start + n <= self.capacity else None
-        if self.slice is None:
-            self.goes_to[:-1], n = compact(real > 0, self.count, self.capacity)
-        else:  # as on most turns
-            self.goes_to[:-1] = range(start, start + n)
-        self.count.fill(self.count + n)
-        self.goes_to[-1] = len(self)
+        start = int(self.count) % self.capacity
+        end = start + self.num_envs
+        real = self.inputs[-1]
+        self.slice: slice | None = None
+        if np.count_nonzero(real) == self.num_envs and end <= self.capacity:  # most steps
+            self.slice = slice(start, end)
+            self.destinations[:-1] = range(start, end)
+            number = self.num_envs
+        else:
+            self.destinations[:-1], number = compact(real > 0, self.count, self.capacity)
+        self.count.fill(self.count + number)
+        self.destinations[-1] = len(self)
 
     def _insert(self) -> None:
-        at, n = self.at, self.num_envs
-        if self.on_cpu and self.slice is not None:  # quicker than by index
-            at.rows[self.slice : self.slice + n] = at.page[:, :-1]
+        arrays = self.arrays
+        if self.on_cpu and self.slice is not None:  # faster than by index
+            arrays.rows[self.slice] = arrays.new_rows[:, :-1]
         else:
-            at.rows[at.goes_to[:-1]] = at.page[:, :-1]
+            arrays.rows[arrays.destinations[:-1]] = arrays.new_rows[:, :-1]
 
     def sample(self, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
-        size = len(self) if self.on_cpu else self.pages["goes_to"][-1]
+        size = len(self) if self.on_cpu else self.staged["destinations"][-1]
         rows = self.rows.index_select(0, self._draw(batch_size, size))
         return Batch(*self._unpack(rows))
 
@@ -246,24 +256,23 @@ class ReplayBuffer(_Replay):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         super().load_state_dict(state)
-        self.goes_to[-1] = len(self)
-        self.pages["goes_to"].copy_(self.host["goes_to"])
+        self.destinations[-1] = len(self)
+        self.staged["destinations"].copy_(self.staged_on_host["destinations"])
 
 
 class FrameReplayBuffer(_Replay):
-    """Transitions of stacked frames (stack, height, width), each frame kept once as it came.
+    """Transitions of stacked frames, (stack, height, width); each frame is stored once.
 
-    A turn of all environments fills one slot per environment, slot = turn * num_envs + environment,
-    around a ring. A slot has the newest frame of `obs` and what was done there; a stack is this
-    slot and those of the turns before, and the newest frame of `next_obs` is in the slot after it.
-    That holds at an episode's end as well, because a reset step has its slot, too: its `obs` is the
-    last observation of the episode. `age` says how many earlier frames an episode has, so a stack
-    stops at the reset frame and repeats it, as Gymnasium's FrameStackObservation does.
-
-    Whoever resets the environments by hand calls `cut()`.
+    A vector step fills one slot per environment: slot = vector_step * num_envs + environment,
+    modulo the capacity. A slot holds the newest frame of `obs`, the action, reward and terminated.
+    A stack is read from this slot and those of the vector steps before; the newest frame of
+    `next_obs` is in the slot after it. This holds at the end of an episode, too, because a reset
+    step has its slot: its `obs` is the last observation of the episode. `age` is the number of
+    earlier frames of the episode, so that a stack stops at the first one and repeats it, as
+    Gymnasium's FrameStackObservation does.
     """
 
-    counters = ("turn", "first", "last")
+    counters = ("vector_step", "first", "last")
 
     def __init__(
         self,
@@ -276,84 +285,80 @@ class FrameReplayBuffer(_Replay):
         import torch
 
         self.stack_size, *self.frame_shape = _shape(observation_space)
-        self.num_turns = capacity // num_envs
+        self.num_vector_steps = capacity // num_envs
         require(
-            self.num_turns > self.stack_size,
+            self.num_vector_steps > self.stack_size,
             f"--buffer-size {capacity} is too small for stacks of {self.stack_size} frames from"
             f" --num-envs {num_envs}: it takes {num_envs * (self.stack_size + 1)} and more",
         )
-        slots = self.num_turns * num_envs
+        slots = self.num_vector_steps * num_envs
         dtype = getattr(torch, np.dtype(observation_space.dtype).name)
         memory: Layout = {
             "frames": ((slots, *self.frame_shape), dtype),
             "real": ((slots,), torch.bool),
             "age": ((slots,), torch.uint8),
-            # The slots of real transitions as they came, [first, last) around a ring: what `sample`
-            # draws from. Here, too, one more than the ring: see `compact`.
+            # Slots of the real transitions in order, [first, last) modulo the capacity: `sample`
+            # draws from them. One more than the capacity: see `compact`.
             "order": ((slots + 1,), torch.int64),
         }
-        frame_pages: Layout = {"frame_pages": ((2, num_envs, *self.frame_shape), dtype)}
-        super().__init__(slots, num_envs, device, action_space, [], memory, frame_pages)
-        self.places = [*self.host["frame_pages"].numpy(), *self.places]
-        # A transition takes the stack of `obs` and one frame more: 3, 2, 1, 0 and -1 turns back.
+        staged: Layout = {"new_frames": ((2, num_envs, *self.frame_shape), dtype)}
+        super().__init__(slots, num_envs, device, action_space, [], memory, staged)
+        self.inputs = [*self.staged_on_host["new_frames"].numpy(), *self.inputs]
+        # A transition is the stack of `obs` and one more frame: 3, 2, 1, 0 and -1 vector steps ago.
         self.back = torch.arange(self.stack_size - 1, -2, -1, device=self.device)
 
     def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
         super().stage(obs[:, -1], next_obs[:, -1], *rest)
 
     def _insert(self) -> None:
-        at = self.at
-        now = self._enter_turn()
-        before, after = (now - self.num_envs) % self.capacity, (now + self.num_envs) % self.capacity
-        real = at.page[:, -1] > 0
-        at.frames[now], at.frames[after] = at.frame_pages[0], at.frame_pages[1]
-        at.rows[now] = at.page[:, :-1]
-        at.age[now] = (at.age[before] + 1).clip(max=self.stack_size - 1) * at.real[before]
-        at.real[now] = real
-        places, number = compact(real, at.last, self.capacity)
-        at.order[places] = now
-        at.last += number
+        arrays = self.arrays
+        now = (arrays.vector_step * self.num_envs + arrays.env_numbers) % self.capacity
+        before = (now - self.num_envs) % self.capacity
+        after = (now + self.num_envs) % self.capacity
+        # The frames written below are the oldest ones of the oldest stacks: those transitions can
+        # no longer be sampled.
+        oldest = (now + self.stack_size * self.num_envs) % self.capacity
+        arrays.first += arrays.real[oldest].sum()
+        arrays.vector_step += 1
 
-    def cut(self) -> None:
-        """End all episodes here, because the environments were reset by hand and not by a step.
-        Their last frames are stored already: an empty turn keeps them from being overwritten."""
-        self.at.real[self._enter_turn()] = False
+        real = arrays.new_rows[:, -1] > 0
+        arrays.frames[now] = arrays.new_frames[0]
+        arrays.frames[after] = arrays.new_frames[1]
+        arrays.rows[now] = arrays.new_rows[:, :-1]
+        age = (arrays.age[before] + 1).clip(max=self.stack_size - 1)
+        arrays.age[now] = age * arrays.real[before]
+        arrays.real[now] = real
+        destinations, number = compact(real, arrays.last, self.capacity)
+        arrays.order[destinations] = now
+        arrays.last += number
 
     def clear(self) -> None:
-        """Forget everything; what a CUDA graph has captured goes on with the empty memory."""
+        """Remove all transitions, in place: a CUDA graph that was captured stays valid."""
         for name in (*self.counters, "real"):
             self.tensors[name].zero_()
 
-    def _enter_turn(self) -> Any:
-        """The slots of a new turn. It will write up to one turn further, over the oldest frame of
-        the oldest stack: that transition can no longer be sampled."""
-        at = self.at
-        now = (at.turn * self.num_envs + at.lanes) % self.capacity
-        at.first += at.real[(now + self.stack_size * self.num_envs) % self.capacity].sum()
-        at.turn += 1
-        return now
-
     def sample(self, batch_size: int) -> Batch:
         """Transitions drawn uniformly and with replacement."""
-        store = self.tensors
-        size = self.at.last - self.at.first
+        tensors = self.tensors
+        size = self.arrays.last - self.arrays.first
         if not self.on_cpu:
-            size = size.clamp(min=1)  # as a graph's warm-up may meet it
-        chosen = store["first"] + self._draw(batch_size, size)
-        slot = store["order"].index_select(0, chosen % self.capacity)
-        age = store["age"].index_select(0, slot)
+            size = size.clamp(min=1)  # a CUDA graph's warm-up may find the memory empty
+        chosen = tensors["first"] + self._draw(batch_size, size)
+        slot = tensors["order"].index_select(0, chosen % self.capacity)
+        age = tensors["age"].index_select(0, slot)
         slots = stack_slots(slot, age, self.back, self.num_envs, self.capacity)
-        frames = store["frames"].index_select(0, slots.flatten()).unflatten(0, slots.shape)
-        parts = self._unpack(store["rows"].index_select(0, slot))
+        frames = tensors["frames"].index_select(0, slots.flatten()).unflatten(0, slots.shape)
+        parts = self._unpack(tensors["rows"].index_select(0, slot))
         return Batch(frames[:, :-1], frames[:, 1:], *parts)
 
     def __len__(self) -> int:
-        return int(self.at.last - self.at.first)
+        return int(self.arrays.last - self.arrays.first)
 
     def state_dict(self) -> dict[str, Tensor]:
-        turns = min(int(self.at.turn) + 1, self.num_turns)  # one ahead: the frames of next_obs
-        filled = dict.fromkeys(("frames", "rows", "real", "age"), turns * self.num_envs)
-        filled["order"] = min(int(self.at.last), self.capacity)
+        # one more: the frames of next_obs
+        vector_steps = min(int(self.arrays.vector_step) + 1, self.num_vector_steps)
+        filled = dict.fromkeys(("frames", "rows", "real", "age"), vector_steps * self.num_envs)
+        filled["order"] = min(int(self.arrays.last), self.capacity)
         state = {name: self.tensors[name][:size] for name, size in filled.items()}
         return state | {name: self.tensors[name] for name in self.counters}
 
@@ -365,10 +370,10 @@ class FrameReplayBuffer(_Replay):
 def make_memory(kind: type[M], envs: VectorEnv, args: Any, device: torch.device) -> M:
     """Replay memory for `envs` as --buffer-size, --num-envs and --buffer-device ask for it.
 
-    "auto" is the device of the network if the memory takes no more than half of what is free there,
-    otherwise the CPU; `args.buffer_device` says which from then on, and so does the run's record.
+    "auto" is the networks' device if the memory takes at most half of what is free there, otherwise
+    the CPU; the choice is written to `args.buffer_device`, and so to the run's record.
     """
-    spaces = envs.single_observation_space, envs.single_action_space
+    spaces = (envs.single_observation_space, envs.single_action_space)
     where = args.buffer_device
     if where == "auto":
         where = device.type
@@ -395,67 +400,20 @@ def make_memory(kind: type[M], envs: VectorEnv, args: Any, device: torch.device)
 
 
 def compact(real: Any, count: Any, capacity: int) -> tuple[Any, Any]:
-    """Rows around a ring for the real steps of a turn, one after the other from `count` on, and how
-    many there are. The other steps all get the row `capacity`, which is beyond the ring and never
-    sampled: so the shapes stay the same however many are real. For NumPy, torch and JAX alike."""
+    """Destinations of the real steps among `real`: the rows after `count`, modulo the capacity, and
+    their number. The other steps go to the row `capacity`, which is never sampled: so the shapes do
+    not depend on how many are real. For NumPy, torch and JAX."""
     rank = real.cumsum(0)
     rows = (count + rank - 1) % capacity
     return capacity + (rows - capacity) * real, rank[-1]
 
 
 def stack_slots(slot: Any, age: Any, back: Any, num_envs: int, capacity: int) -> Any:
-    """The slots, (batch, stack), of the frames `back` turns before each slot, but no further than
-    the `age` of its episode: so the reset frame is repeated. For NumPy, torch and JAX alike."""
+    """Slots of the frames `back` vector steps before each slot, (batch, stack), but not before the
+    first frame of the episode, which is repeated. For NumPy, torch and JAX."""
     age = age[:, None]
-    turns = back + (age - back) * (age < back)  # min(back, age)
-    return (slot[:, None] - turns * num_envs) % capacity
-
-
-def check_memory(needed: int, capacity: int, device: torch.device) -> None:
-    """Say before training that memory will not do: allocated lazily, it would fail hours later."""
-    free = free_memory(device)
-    if needed > free:
-        other = "cpu" if device.type == "cuda" else "cuda"
-        raise BadInput(
-            f"the replay memory needs {needed / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB"
-            f" free: set --buffer-size to at most {int(0.9 * free / needed * capacity)}, or"
-            f" --buffer-device {other}"
-        )
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`, as far as the system tells."""
-    if device.type == "meta":
-        return sys.maxsize
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.mem_get_info(device)[0]
-    return free_host_memory()
-
-
-def free_host_memory() -> int:
-    """The same for the CPU's memory."""
-    free = sys.maxsize
-    available = _number("/proc/meminfo", "MemAvailable:")
-    if available is not None:
-        free = available * 1024
-    elif "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _number("/sys/fs/cgroup/memory.max")
-    if limit is not None:  # a container may have less than its machine
-        free = min(free, limit - (_number("/sys/fs/cgroup/memory.stat", "anon") or 0))
-    return free
-
-
-def _number(path: str, name: str = "") -> int | None:
-    """The number after `name` in a file of the kernel's, or its first; None where there is none."""
-    try:
-        with open(path) as file:
-            words = file.read().split()
-        return int(words[words.index(name) + 1 if name else 0])
-    except (OSError, ValueError, IndexError):
-        return None
+    vector_steps = back + (age - back) * (age < back)  # min(back, age)
+    return (slot[:, None] - vector_steps * num_envs) % capacity
 
 
 def _shape(space: Space) -> Shape:

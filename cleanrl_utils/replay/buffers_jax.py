@@ -21,7 +21,8 @@ from gymnasium.vector import VectorEnv
 from jax import Array, random
 
 from cleanrl_utils.errors import require
-from cleanrl_utils.replay.buffers import compact, free_host_memory, stack_slots
+from cleanrl_utils.replay.buffers import compact, stack_slots
+from cleanrl_utils.replay.free_memory import free_host_memory
 from cleanrl_utils.speed.jax_tools import arrays_of, with_arrays
 
 

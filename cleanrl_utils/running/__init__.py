@@ -1,1 +1,1 @@
-"""A run while it trains: its settings, folder, metrics, checkpoints, random streams, evaluation."""
+"""A run during training: settings, folder, metrics, checkpoints, random streams, evaluation."""

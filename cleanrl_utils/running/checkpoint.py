@@ -1,8 +1,8 @@
 """One safe, atomic and exact file format for models and checkpoints, in torch and JAX alike.
 
 A file is a safetensors file: arrays, plus JSON metadata that says how they nest. Nothing is ever
-unpickled, a digest refuses files that were cut off or changed, and a new file replaces the old one
-in a single rename, so a crash leaves either the old one or the new one.
+unpickled, a digest detects files that were cut off or changed, and a new file replaces the old one
+in a single rename, so that a crash leaves either the old or the new file.
 
     save("x.safetensors", {"agent": agent, "optimizer": optimizer, "step": 3}, {"script": "ppo"})
     metadata, state = load("x.safetensors")
@@ -36,7 +36,7 @@ def save(
 ) -> bool:
     """Write nested `state` (modules, optimisers, arrays, numbers, containers), atomically.
 
-    Nothing is written, and False returned, if an entry that must be finite has other numbers.
+    Returns False and writes nothing if an entry in `must_be_finite` holds NaN or infinity.
     """
     arrays: dict[str, np.ndarray] = {}
     structure = {name: _pack(value, name, arrays) for name, value in state.items()}
@@ -45,7 +45,9 @@ def save(
         if name in must_be_finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             return False
     text = json.dumps({"structure": structure, "metadata": dict(metadata or {})})
-    header = {FORMAT: json.dumps([_digest(arrays, text), text])}  # one entry: their order is random
+    header = {
+        FORMAT: json.dumps([_digest(arrays, text), text])
+    }  # one entry: the order of several is random
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -53,13 +55,13 @@ def save(
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except SafetensorError as error:  # a full disk, most often
+    except SafetensorError as error:  # usually a full disk
         number = re.search(r"os error (\d+)", str(error))
         reason = os.strerror(int(number[1])) if number else str(error)
         raise OSError(errno.EIO, reason, str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
-    if os.name == "posix":  # the rename itself must survive a power cut, too
+    if os.name == "posix":  # so that the rename survives a power cut
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
@@ -67,14 +69,14 @@ def save(
 
 
 def gather(state: Mapping[str, Any]) -> None:
-    """Take part in a checkpoint that another process writes."""
+    """Send the states of this process to the process that writes the checkpoint."""
     for value in state.values():
         if hasattr(value, "state_dict"):
             value.state_dict()
 
 
 def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read (metadata, state). Arrays are NumPy's, or torch's where torch wrote them."""
+    """Read (metadata, state). Arrays are NumPy's, or torch's if they were saved from torch."""
     path = Path(path)
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
@@ -82,24 +84,24 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         with safe_open(path, framework="numpy") as file:
             header = (file.metadata() or {}).get(FORMAT)
             if header is None:
-                raise BadInput(f"{path}: a safetensors file, but not one of CleanRL's")
+                raise BadInput(f"{path}: a safetensors file, but not written by CleanRL")
             digest, text = read_header(header)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path}: not a CleanRL file, or cut off ({error})") from None
     if _digest(arrays, text) != digest:
-        raise BadInput(f"{path}: its contents do not match its digest; it was damaged or changed")
+        raise BadInput(f"{path}: damaged or changed (its contents do not match its digest)")
     try:
         content = json.loads(text)
         state = {name: _unpack(value, arrays) for name, value in content["structure"].items()}
         return dict(content["metadata"]), state
-    except Exception as error:  # signed, but not written by this project
+    except Exception as error:  # its digest is right, but this project did not write it
         kind = type(error).__name__
         raise BadInput(f"{path}: not a CleanRL file ({kind} in its structure)") from None
 
 
 def read_header(header: str) -> tuple[str, str]:
-    """(digest, text); a ValueError if it is anything else."""
+    """Read (digest, text); any other content is a ValueError."""
     parts = json.loads(header)
     if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
         raise ValueError("an unknown header")
@@ -107,17 +109,18 @@ def read_header(header: str) -> tuple[str, str]:
 
 
 def restore(target: Any, saved: Any) -> Any:
-    """Put `saved` back into `target`; in place for what can change in place, else the new value."""
+    """Restore `saved` into `target`, in place if possible; returns the restored value."""
     torch = sys.modules.get("torch")
     if hasattr(target, "load_state_dict"):
         groups = [dict(group) for group in getattr(target, "param_groups", [])]
         target.load_state_dict(saved)
         _check_moments(target)
         for before, group in zip(groups, getattr(target, "param_groups", []), strict=True):
-            # An optimiser takes over what suited the device that saved: keep what suits this one.
-            group.update({flag: before[flag] for flag in ("capturable", "fused") if flag in before})
-            # And a learning rate as it is, on the CPU, where a CUDA graph would keep the number of
-            # the moment it was captured: it belongs into the tensor that was there.
+            # load_state_dict also loads flags for the device that saved: keep those of this device.
+            for flag in ("capturable", "fused"):
+                if flag in before:
+                    group[flag] = before[flag]
+            # A CUDA graph reads the learning rate from its tensor: write the saved value into it.
             if torch and isinstance(before["lr"], torch.Tensor):
                 group["lr"] = before["lr"].copy_(torch.as_tensor(group["lr"]))
     elif isinstance(target, np.random.Generator):
@@ -135,7 +138,7 @@ def restore(target: Any, saved: Any) -> Any:
 
 
 def _check_moments(target: Any) -> None:
-    """An optimiser loads moments of any shape, and its fused step then writes beyond their end."""
+    """Check the shapes of moments: a fused optimiser would write beyond the end of smaller ones."""
     torch = sys.modules.get("torch")
     if not torch or not isinstance(target, torch.optim.Optimizer):
         return
@@ -143,11 +146,11 @@ def _check_moments(target: Any) -> None:
         for name, value in moments.items():
             shape = torch.Size() if name == "step" else parameter.shape
             if not isinstance(value, torch.Tensor) or value.shape != shape:
-                raise ValueError(f"{name} of the optimiser has not the shape {tuple(shape)}")
+                raise ValueError(f"{name} of the optimiser does not have the shape {tuple(shape)}")
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of the arrays that `value` holds or has room for: how large a checkpoint can become."""
+    """Bytes of all arrays in `value`, filled or not: the largest size of a checkpoint."""
     if hasattr(value, "nbytes"):
         return int(value.nbytes)
     if hasattr(value, "state_dict"):
@@ -169,7 +172,7 @@ def _digest(arrays: Mapping[str, np.ndarray], text: str) -> str:
 
 
 # Nesting as JSON: an array is {"array": key}, a container is {"tuple" | "list" | "dict": ...} with
-# dict entries as pairs (their keys may be integers), and a plain JSON value stands for itself.
+# dict entries as pairs (their keys may be integers), and plain JSON values are unchanged.
 
 
 def _pack(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
@@ -187,16 +190,15 @@ def _pack(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
         arrays[key] = np.asarray(value, order="C")
         return {"array": key, "kind": "numpy"}
     if _is_jax_tree(value):
-        return {
-            "leaves": [_pack(x, f"{key}.{i}", arrays) for i, x in enumerate(_jax_leaves(value))]
-        }
+        leaves = _jax_leaves(value)
+        return {"leaves": [_pack(leaf, f"{key}.{i}", arrays) for i, leaf in enumerate(leaves)]}
     if isinstance(value, Mapping):
         pairs = [[name, _pack(item, f"{key}.{name}", arrays)] for name, item in value.items()]
         return {"dict": pairs}
     if type(value) in (list, tuple):
         kind = type(value).__name__
         if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
-            return {kind: list(value)}  # e.g. Python's random state: 625 numbers, one line
+            return {kind: list(value)}  # e.g. the 625 numbers of Python's random state
         return {kind: [_pack(item, f"{key}.{i}", arrays) for i, item in enumerate(value)]}
     raise TypeError(f"{key}: cannot be saved ({type(value).__name__})")
 
@@ -219,7 +221,7 @@ def _unpack(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return [_unpack(item, arrays) for item in items]
 
 
-# JAX state is any pytree: its leaves are saved in order, and put back into the tree of the new run.
+# JAX state is any pytree: its leaves are saved in order and restored into the tree of the new run.
 
 
 def _is_jax_tree(value: Any) -> bool:

@@ -7,7 +7,8 @@
     NAME.cleanrl_model      the trained model, with --save-model
     SCRIPT.py               the script as it ran
     changes.diff            `git diff HEAD` of its repository, if files were changed
-    videos/                 films
+    videos/                 videos of training and evaluation
+    profile/                the trace of --profile
 
 Nothing else opens run.json, finished.json or metrics.csv.
 """
@@ -38,20 +39,20 @@ MODEL = ".cleanrl_model"
 CHANGES = "changes.diff"
 VIDEOS = "videos"
 EVALUATION = "evaluation"  # below videos/
-BEST = "best"  # has the model with the best evaluation so far
+BEST = "best"  # holds the model with the best evaluation so far
 
-SETTINGS = {"exp_name": str, "env_id": str, "seed": int}  # what every tool relies on
+SETTINGS = {"exp_name": str, "env_id": str, "seed": int}  # settings that every tool relies on
 
 
-# -- a new one ---------------------------------------------------------------------------------
+# -- a new folder ------------------------------------------------------------------------------
 
 
 def new_folder(args: Any) -> Path:
-    """A folder nobody else has, even if two runs start in the same second; gone again if unused."""
+    """Make a new folder, unique even if two runs start in the same second; removed if unused."""
     env_id = getattr(args, "env_id", "env").split(":")[-1]
     stamp = int(time.time())
     base = Path(args.runs_dir) / f"{env_id}__{args.exp_name}__{args.seed}__{stamp}"
-    made = [folder for folder in base.parents if not folder.exists()]
+    new_parents = [folder for folder in base.parents if not folder.exists()]
     for attempt in range(1000):
         folder = base if attempt == 0 else base.with_name(f"{base.name}_{attempt}")
         try:
@@ -64,7 +65,7 @@ def new_folder(args: Any) -> Path:
             raise BadInput(
                 f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})"
             ) from None
-        atexit.register(remove_if_empty, [folder, *made])
+        atexit.register(remove_if_empty, [folder, *new_parents])
         return folder
     raise BadInput(f"--runs-dir {args.runs_dir}: too many runs of this name in one second")
 
@@ -108,18 +109,18 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def remove_summary(folder: Path) -> None:
-    """A finished run goes on."""
+    """Mark a run as not finished."""
     (folder / SUMMARY).unlink(missing_ok=True)
 
 
 def remove_partial_files(folder: Path) -> None:
-    """What a process that was killed while writing has left."""
+    """Remove files that a killed process had not finished writing."""
     for path in folder.glob(".*.partial"):
         path.unlink(missing_ok=True)
 
 
 def lock(folder: Path) -> int | None:
-    """Claim the folder for this process: a run is trained by one process at a time."""
+    """Lock the folder, so that only one process trains this run."""
     if fcntl is None:
         return None
     try:
@@ -143,7 +144,7 @@ def unlock(handle: int | None) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; None where there is none that can be read."""
+    """The content of a JSON file; None if it cannot be read."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -151,7 +152,7 @@ def read_json(path: Path) -> Any:
 
 
 def is_record(record: Any) -> bool:
-    """Whether this is what a run writes into its run.json."""
+    """Whether this is the content of a run.json."""
     if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
         return False
     command = record.get("command")
@@ -164,13 +165,13 @@ def is_record(record: Any) -> bool:
 
 
 def find_record(folder: str | Path) -> dict[str, Any] | None:
-    """The record of a run; None where the folder has none that can be read."""
+    """The record of a run; None if the folder has no readable record."""
     record = read_json(Path(folder) / RECORD)
     return record if is_record(record) else None
 
 
 def read_record(folder: str | Path, flag: str = "") -> dict[str, Any]:
-    """The record of a run; one line, which begins with `flag`, where there is none."""
+    """The record of a run; without one, an error that names `flag`."""
     record = find_record(folder)
     if record is None:
         what = f"{flag} {folder}" if flag else str(folder)
@@ -181,7 +182,7 @@ def read_record(folder: str | Path, flag: str = "") -> dict[str, Any]:
 def find_records(where: str | Path) -> list[tuple[Path, dict[str, Any]]]:
     """(folder, record) of every run at or below a folder, oldest first.
 
-    Folders below it whose names begin with a dot, such as those of the tuner's trials, are skipped.
+    Folders whose names begin with a dot, such as those of the tuner's trials, are skipped.
     """
     found = []
     for path in Path(where).rglob(RECORD):
@@ -199,14 +200,14 @@ def has_record(folder: Path) -> bool:
 
 
 def run_name(folder: Path) -> str:
-    """The name of a run: its folder's, with the namespace of its environment, if any."""
+    """The name of a run: that of its folder, after the namespace of its environment, if any."""
     record = find_record(folder) or {"args": {}}
     env_id = record["args"].get("env_id", "")
     depth = env_id.split(":")[-1].count("/")
     return str(Path(*folder.resolve().parts[-1 - depth :]))
 
 
-# -- how far a run is ----------------------------------------------------------------------------
+# -- progress of a run ---------------------------------------------------------------------------
 
 
 def is_finished(folder: Path) -> bool:
@@ -214,7 +215,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What a finished run says about itself; empty where it is not finished."""
+    """The summary of a finished run; empty if the run is not finished."""
     summary = read_json(folder / SUMMARY)
     return summary if isinstance(summary, dict) else {}
 
@@ -224,7 +225,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def can_resume(folder: Path) -> bool:
-    """Whether a run may be resumed: not with --checkpoints 0."""
+    """Whether a run can be resumed: False with --checkpoints 0."""
     record = read_json(folder / RECORD)
     args = record.get("args") if isinstance(record, dict) else None
     return not isinstance(args, dict) or args.get("checkpoints") != 0
@@ -243,11 +244,11 @@ def read_metrics(folder: str | Path) -> "pd.DataFrame":
         table = pd.read_csv(path, dtype={"tag": "category"}, on_bad_lines="skip")
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({error})") from None
-    return table.dropna()  # a run that is being written may end in half a line
+    return table.dropna()  # the last line of a running run may be incomplete
 
 
 class Metrics:
-    """metrics.csv of a run that is being written: every call gives what is new."""
+    """Follow metrics.csv while a run writes it."""
 
     def __init__(self, folder: Path):
         self.path = folder / METRICS
@@ -258,10 +259,12 @@ class Metrics:
         self.total = total if isinstance(total, int) else 0
 
     def new(self) -> Iterator[tuple[int, float, str, float]]:
-        """(step, seconds, tag, value) of the rows that came since the last call."""
+        """The rows (step, seconds, tag, value) added since the last call."""
         try:
             with open(self.path) as file:
-                if self.path.stat().st_size < self.offset:  # a resumed run drops what it repeats
+                if (
+                    self.path.stat().st_size < self.offset
+                ):  # a resumed run drops the rows it repeats
                     self.offset = 0
                     self.rest = ""
                 file.seek(self.offset)
@@ -279,7 +282,7 @@ class Metrics:
             yield row
 
 
-# -- model, code, films --------------------------------------------------------------------------
+# -- model, code, videos -------------------------------------------------------------------------
 
 
 def model_path(folder: Path, exp_name: str) -> Path:
@@ -291,13 +294,13 @@ def find_models(folder: Path) -> list[Path]:
 
 
 def script_path(folder: Path, script: str) -> Path:
-    """Where the folder keeps the script, given by its name without .py."""
+    """The copy of the script in the folder; `script` is its name without .py."""
     return folder / f"{script}.py"
 
 
 def find_videos(folder: Path) -> list[Path]:
-    """The films of a run, oldest first, those of its evaluation last."""
-    films: list[Path] = []
+    """The videos of a run, oldest first, those of its evaluation last."""
+    videos: list[Path] = []
     for place in (folder, folder / VIDEOS, folder / VIDEOS / EVALUATION):
-        films += sorted(place.glob("*.mp4"), key=os.path.getmtime)
-    return films
+        videos += sorted(place.glob("*.mp4"), key=os.path.getmtime)
+    return videos

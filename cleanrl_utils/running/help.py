@@ -1,4 +1,4 @@
-"""What --help prints for a script: the settings of its algorithm first, then those of the run."""
+"""The --help of a script: the settings of its algorithm first, then those of every run."""
 
 import ast
 import dataclasses
@@ -15,10 +15,10 @@ from rich.text import Text
 
 @cache
 def field_texts(cls: type) -> dict[str, str]:
-    """The text below each setting of a class, by name; not those it inherits."""
+    """The help text of each setting that a class itself defines, by name."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):  # typed into a prompt
+    except (OSError, TypeError):  # the class was typed at a prompt
         return {}
     body = getattr(tree.body[0], "body", [])
     texts = {}
@@ -32,7 +32,7 @@ def field_texts(cls: type) -> dict[str, str]:
 
 
 def groups(cls: type) -> list[tuple[str, list[dataclasses.Field]]]:
-    """(title, settings) of a class and of those it inherits from, its own first."""
+    """(title, settings) of a class and of each class it inherits from, its own first."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     found = []
     for owner in cls.__mro__:
@@ -53,7 +53,9 @@ def print_help(cls: type) -> None:
     console = Console(highlight=False, soft_wrap=False)
     module = sys.modules[cls.__module__]
     console.print(Text(inspect.getdoc(module) or ""))
-    texts = {name: text for owner in cls.__mro__[::-1] for name, text in field_texts(owner).items()}
+    texts: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        texts |= field_texts(owner)
     for title, settings in groups(cls):
         table = Table(box=None, show_header=False, pad_edge=False, title=title.upper())
         table.title_justify = "left"

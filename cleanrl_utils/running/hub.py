@@ -1,7 +1,7 @@
-"""The Hugging Face hub as runs and tools use it: login, downloads, and the upload of a run.
+"""The Hugging Face hub: login, downloads, and the upload of a run.
 
-Models come back as safetensors files, or as torch files of which only tensors and plain values are
-read. Code that is downloaded is never run here.
+Models are safetensors files, or torch files of which only tensors and plain values are read.
+Downloaded code is never run.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def repository_name(args: dict[str, Any], hf_entity: str = "") -> str:
 
 
 def require_login() -> None:
-    """Before training rather than after it."""
+    """Stop before training if --upload-model would fail after it for lack of a login."""
     with plain_errors("--upload-model"):
         from huggingface_hub import get_token
 
@@ -37,8 +37,10 @@ def require_login() -> None:
 
 
 def upload(folder: Path, hf_entity: str) -> None:
-    """Share a finished run by the command for it; a failure leaves the run whole."""
-    words = [*COMMAND, str(folder), *(["--hf-entity", hf_entity] if hf_entity else [])]
+    """Upload a finished run with cleanrl_utils.huggingface; a failure does not change the run."""
+    words = [*COMMAND, str(folder)]
+    if hf_entity:
+        words += ["--hf-entity", hf_entity]
     root = str(Path(__file__).resolve().parent.parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -48,22 +50,22 @@ def upload(folder: Path, hf_entity: str) -> None:
         return
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     cause = lines[-1].removeprefix("error: ") if lines else f"exit status {done.returncode}"
-    later = f"the run is whole; share it later: {shlex.join(['python', *words])}"
+    later = f"the run is complete; upload it later: {shlex.join(['python', *words])}"
     raise BadInput(f"{cause}; {later}")
 
 
 def download_model(repository: str, exp_name: str) -> Path:
-    """The model file of a repository on the hub, fetched once and then kept in the hub's cache."""
+    """Download the model file of a repository on the hub, or find it in the cache."""
     filename = f"{exp_name}{run_folder.MODEL}"
     with plain_errors(f"{repository}: {filename} cannot be downloaded"):
         return download(repository, filename)
 
 
 def download_script(repository: str, name: str) -> Path | None:
-    """The script that a repository keeps beside its model, if any: to be read."""
+    """Download the script of a repository, to be read; None if there is none."""
     try:
         return download(repository, f"{name}.py")
-    except Exception:  # not there, or not to be reached: the model was
+    except Exception:  # the model was found, so the script is only missing
         return None
 
 
@@ -72,9 +74,9 @@ def download(repository: str, filename: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     offline = False
-    try:  # the download itself would try again for half a minute
+    try:  # hf_hub_download would retry for half a minute
         get_hf_file_metadata(hf_hub_url(repository, filename), timeout=10)
-    except (HfHubHTTPError, ValueError):  # it answered; or it is no name of a repository
+    except (HfHubHTTPError, ValueError):  # the hub answered, or the name is not valid
         raise
     except Exception:
         offline = True
@@ -83,7 +85,7 @@ def download(repository: str, filename: str) -> Path:
 
 @contextlib.contextmanager
 def plain_errors(what: str) -> Iterator[None]:
-    """The client's many errors (network, token, names, missing files) as one line."""
+    """Turn the client's errors (network, token, names, missing files) into one line."""
     try:
         yield
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a run logs: metrics, and episodes that ended."""
+"""Logging of a run: metrics and finished episodes."""
 
 import math
 import time
@@ -18,12 +18,12 @@ class Logs(Stopping):
     _progress: Progress
     _csv: CsvWriter
     _writers: list[Any]
-    _began: float  # when training began, by the clock of this process
-    _start_step: int  # of this process: later than 0 in a resumed run
+    _began: float  # time.perf_counter() when training began, less the time before a resume
+    _start_step: int  # first step of this process: above 0 in a resumed run
     _start_seconds: float
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write scalars under their tags; a loss that is not finite ends the run."""
+        """Log scalars by tag; a loss that is not finite ends the run."""
         self._step = step
         values = to_floats(metrics)
         for tag, value in values.items():
@@ -35,12 +35,16 @@ class Logs(Stopping):
     def log_episodes(
         self, infos: Mapping[str, Any], step: int, whose: str = "", average: int = 0
     ) -> None:
-        """Log the episodes that ended in this step of a vector environment; `whose`, say teacher/,
-        sets apart those of somebody else than the agent; `average`: see log_episode."""
+        """Log the episodes that ended in this step of a vector environment.
+
+        `whose` is a prefix of the tags, e.g. teacher/ for episodes the agent did not play.
+        `average`: see log_episode.
+        """
         if "_episode" in infos:
             for i in np.flatnonzero(infos["_episode"]):
-                episode = infos["episode"]["r"][i], infos["episode"]["l"][i]
-                self.log_episode(*episode, step, whose=whose, average=average)
+                episodic_return = infos["episode"]["r"][i]
+                length = infos["episode"]["l"][i]
+                self.log_episode(episodic_return, length, step, whose=whose, average=average)
 
     def log_episode(
         self,
@@ -51,9 +55,9 @@ class Logs(Stopping):
         average: int = 0,
         whose: str = "",
     ) -> None:
-        """Log one episode, and the means over the last `average` ones, if that is not 0."""
+        """Log one episode and, unless `average` is 0, the means of the last `average` episodes."""
         self._step = step
-        if not suffix and not whose:  # else one of several players', or somebody else's
+        if not suffix and not whose:  # not of a further player, nor of a teacher
             self._progress.returns.append(float(episodic_return))
         if average:
             self._progress.lengths.append(float(length))
@@ -61,32 +65,40 @@ class Logs(Stopping):
                 recent = list(getattr(self._progress, name))[-average:]
                 tag = f"charts/avg_episodic_{name.removesuffix('s')}{suffix}"
                 self._write(step, {tag: sum(recent) / len(recent)})
-        episode = {"return": float(episodic_return), "length": float(length)}
-        self._write(step, {f"charts/{whose}episodic_{k}{suffix}": x for k, x in episode.items()})
+        row = {
+            f"charts/{whose}episodic_return{suffix}": float(episodic_return),
+            f"charts/{whose}episodic_length{suffix}": float(length),
+        }
+        self._write(step, row)
         self._progress.update(step)
 
     def log_rollout(self, returns: Any, lengths: Any, step: int, average: int = 0) -> None:
-        """Log the episodes of a rollout, (num_steps, num_envs), NaN where none ended.
+        """Log the episodes of a rollout: (num_steps, num_envs) returns, NaN where no episode ended.
 
-        `step` is the rollout's last.
+        `step` is the last step of the rollout.
         """
-        returns, lengths = np.asarray(returns), np.asarray(lengths)
+        returns = np.asarray(returns)
+        lengths = np.asarray(lengths)
         num_steps, num_envs = returns.shape
         ended = np.flatnonzero(~np.isnan(returns))
         steps = (step - (num_steps - 1 - ended // num_envs) * num_envs).tolist()
-        values, counts = (x.ravel()[ended].astype(float).tolist() for x in (returns, lengths))
+        ended_returns = returns.ravel()[ended].astype(float).tolist()
+        ended_lengths = lengths.ravel()[ended].astype(float).tolist()
         if average:
-            for episode in zip(values, counts, steps, strict=True):
+            for episode in zip(ended_returns, ended_lengths, steps, strict=True):
                 self.log_episode(*episode, average=average)
             return
-        self._progress.returns.extend(values)
-        columns = {"charts/episodic_return": values, "charts/episodic_length": counts}
+        self._progress.returns.extend(ended_returns)
+        columns = {
+            "charts/episodic_return": ended_returns,
+            "charts/episodic_length": ended_lengths,
+        }
         self.log_columns(steps, columns)
 
     def log_columns(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
-        """Write many values of each tag at once, each with its step, in the order of steps.
+        """Log many values per tag at once, each with its step, in the order of steps.
 
-        TensorBoard gets the mean of those that share a step: it could not show them anyway.
+        TensorBoard gets the mean of the values of one step, as it shows one value per step.
         """
         with self._writing():
             for tag, values in columns.items():
@@ -94,8 +106,9 @@ class Logs(Stopping):
             if not self._writers:
                 return
             rows = zip(steps, *columns.values(), strict=True)
-            for step, same in groupby(rows, lambda row: row[0]):
-                means = [sum(column) / len(column) for column in list(zip(*same, strict=True))[1:]]
+            for step, group in groupby(rows, lambda row: row[0]):
+                _, *values_by_tag = zip(*group, strict=True)
+                means = [sum(values) / len(values) for values in values_by_tag]
                 for writer in self._writers:
                     writer.write(step, dict(zip(columns, means, strict=True)))
 
@@ -106,7 +119,7 @@ class Logs(Stopping):
         return (step - self._start_step) / max(self._seconds() - self._start_seconds, 1e-9)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
-        try:  # as self.writing(), which would cost more than the writing itself
+        try:  # like self._writing(), which would take longer than the writing itself
             self._csv.write(step, self._seconds(), values)
             for writer in self._writers:
                 writer.write(step, values)

@@ -1,4 +1,4 @@
-"""Losses as torch's updates return them, by tag, and their means, which are logged."""
+"""Means of the losses that torch updates return, for logging."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,23 +10,23 @@ Losses = dict[str, Tensor]  # a scalar for each tag
 
 
 def mean_of(updates: Sequence[Losses]) -> Losses:
-    """The mean of each loss over some updates."""
+    """The mean of each loss over several updates."""
     rows = torch.stack([torch.stack(list(losses.values())) for losses in updates])
     return dict(zip(updates[0], rows.mean(0), strict=True))
 
 
 class Means:
-    """The mean of each loss since it was last taken.
+    """Running means of losses, reset by `take`.
 
-    A part of a run's state, so that a resumed run logs what the whole one would have logged. The
-    sums, and behind them the number of updates, are one tensor on the device of the losses and
-    change in place: so a CUDA graph can hold `add`.
+    Part of a run's state, so that a resumed run logs what an uninterrupted one would have logged.
+    The sums, followed by the number of updates, are one tensor on the device of the losses and
+    change in place, so that a CUDA graph can contain `add`.
     """
 
     def __init__(self) -> None:
         self.tags: list[str] = []
         self.sums: Any = None  # until the first losses
-        self.one: Any = None  # what an update adds to their number
+        self.one: Any = None  # added to the number of updates
 
     def add(self, losses: Losses) -> None:
         if self.one is None:
@@ -37,7 +37,7 @@ class Means:
         self.sums += torch.stack([*losses.values(), self.one])
 
     def take(self) -> dict[str, float]:
-        """Mean by tag, or nothing if nothing was added."""
+        """Return the mean of each loss by tag, empty if none was added, and reset."""
         if self.sums is None or self.sums[-1] == 0:
             return {}
         means = (self.sums[:-1] / self.sums[-1]).tolist()

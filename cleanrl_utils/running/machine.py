@@ -1,18 +1,16 @@
-"""Facts about the machine and the code that a run is made with; the device it trains on."""
+"""Facts about the machine that a run is made on; the device it trains on."""
 
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cleanrl_utils.running.settings import TorchArgs
+from cleanrl_utils.speed.compiler import load_late
 
 
 def choose_device(args: Any) -> Any:
@@ -28,6 +26,8 @@ def choose_device(args: Any) -> Any:
     # many times as long as others: let them be zero, in this thread and those it will start.
     _ = np.finfo(np.float32), np.finfo(np.float64)  # NumPy 2.3 and before would warn afterwards
     torch.set_flush_denormal(True)
+    if not args.compile:
+        load_late()
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)
     if args.torch_deterministic:
@@ -52,36 +52,27 @@ def describe_device(device: Any) -> str:
     return f"cpu, {torch.get_num_threads()} torch thread{'s' * (torch.get_num_threads() > 1)}"
 
 
-def git_state(folder: Path) -> dict[str, Any]:
-    """Commit of the code; a container without git says it with CLEANRL_COMMIT."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    try:
-        if commit := git("rev-parse", "HEAD"):
-            return {"commit": commit, "dirty": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.TimeoutExpired):
-        pass
-    commit = os.environ.get("CLEANRL_COMMIT", "")
-    return {"commit": commit, "dirty": False} if commit else {}
-
-
 def versions() -> dict[str, str]:
     """Of the packages that are loaded: those are the ones that can matter."""
-    tops = {name.partition(".")[0] for name in list(sys.modules)}
-    names = {owner for top in tops for owner in owners().get(top, [])}
-    found = {name: importlib.metadata.version(name) for name in sorted(names, key=str.lower)}
-    return {"python": platform.python_version(), **found}
+    loaded = {name.partition(".")[0] for name in list(sys.modules)}
+    found: dict[str, str] = {}
+    for package in importlib.metadata.distributions():
+        if not loaded.isdisjoint(modules_of(package)):
+            found.setdefault(package.name, package.version)
+    names = sorted(found, key=str.lower)
+    return {"python": platform.python_version()} | {name: found[name] for name in names}
 
 
-@cache
-def owners() -> Mapping[str, list[str]]:
-    """The packages that a module's first name can come from."""
-    return importlib.metadata.packages_distributions()
+def modules_of(package: importlib.metadata.Distribution) -> set[str]:
+    """The top-level modules that a package installs.
+
+    importlib.metadata.packages_distributions knows them too, but takes ten times as long.
+    """
+    if declared := (package.read_text("top_level.txt") or "").split():
+        return set(declared)
+    lines = (package.read_text("RECORD") or "").splitlines()
+    files = [line.partition(",")[0].strip('"') for line in lines]
+    return {path.partition("/")[0].removesuffix(".py") for path in files if path.endswith(".py")}
 
 
 def hardware(device: Any) -> dict[str, Any]:
@@ -95,3 +86,33 @@ def hardware(device: Any) -> dict[str, Any]:
         "device": describe_device(device),
         "os": platform.platform(),
     }
+
+
+def peak_memory(device: Any) -> dict[str, int]:
+    """The most memory that this process has used so far, in MB, and of the GPU, if it uses one."""
+    peaks = {"": host_peak()}
+    if device is None:
+        jax: Any = sys.modules.get("jax")
+        stats = jax.devices()[0].memory_stats() if jax else None
+        gpu = (stats or {}).get("peak_bytes_in_use", 0)
+    else:
+        torch: Any = sys.modules["torch"]
+        gpu = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    if gpu:
+        peaks["gpu_"] = gpu
+    return {where: round(peak / 1e6) for where, peak in peaks.items()}
+
+
+def host_peak() -> int:
+    """The most memory of the CPU that this process has used, in bytes."""
+    if (path := Path("/proc/self/status")).exists():
+        # not getrusage here: it begins with what the process had that started this one
+        lines = [line for line in path.read_text().splitlines() if line.startswith("VmHWM")]
+        if lines:
+            return int(lines[0].split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

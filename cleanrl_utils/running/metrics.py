@@ -1,9 +1,8 @@
-"""Where numbers go: metrics.csv (the record), TensorBoard, Weights & Biases, and one live line."""
+"""Writers of metrics: metrics.csv, TensorBoard, Weights & Biases, and the progress line."""
 
 import math
 import os
 import secrets
-import socket
 import sys
 import time
 from collections import deque
@@ -14,18 +13,19 @@ from typing import Any, TextIO
 
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import rng
+from cleanrl_utils.running.tensorboard import TensorBoardWriter
 
 HEADER = "step,seconds,tag,value\n"
 
 
 class CsvWriter:
-    """metrics.csv: one row per value, only appended to; a resumed run drops what it repeats."""
+    """metrics.csv: one row per value, appended; a resumed run drops the rows that it repeats."""
 
     def __init__(self, path: Path, keep_bytes: int | None = None):
         if keep_bytes is not None:
             size = path.stat().st_size if path.exists() else 0
-            lost = f"{path}: has {size:,} bytes, its checkpoint was written after {keep_bytes:,}"
-            require(size >= keep_bytes, f"{lost}: rows are lost; restore it or start the run anew")
+            lost = f"{path}: rows are lost ({size:,} bytes, {keep_bytes:,} at the last checkpoint)"
+            require(size >= keep_bytes, f"{lost}; restore the file or start a new run")
             os.truncate(path, keep_bytes)
         else:
             path.write_text(HEADER)
@@ -33,7 +33,7 @@ class CsvWriter:
         self.flushed = time.monotonic()
 
     def write(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """A row for each of the values, which are by tag."""
+        """Write one row per tag."""
         start = f"{step},{seconds:.3f},"
         self.file.write("".join([f"{start}{tag},{value!r}\n" for tag, value in values.items()]))
         if time.monotonic() - self.flushed > 1:
@@ -42,7 +42,7 @@ class CsvWriter:
     def write_column(
         self, steps: Sequence[int], seconds: float, tag: str, values: Sequence[float]
     ) -> None:
-        """Many rows of one tag in a single go."""
+        """Write many rows of one tag."""
         middle = f",{seconds:.3f},{tag},"
         pairs = zip(steps, values, strict=True)
         self.file.write("".join([f"{step}{middle}{value!r}\n" for step, value in pairs]))
@@ -52,7 +52,7 @@ class CsvWriter:
         self.flushed = time.monotonic()
 
     def sync(self) -> int:
-        """Put every row on disk; returns the file's size, which a checkpoint remembers."""
+        """Flush every row to disk; returns the file's size, which a checkpoint stores."""
         self.flush()
         if self.file.name != os.devnull:
             os.fsync(self.file.fileno())
@@ -62,56 +62,8 @@ class CsvWriter:
         self.file.close()
 
 
-class TensorBoardWriter:
-    """TensorBoard events, written without torch, TensorFlow or a thread that Ctrl+C could break."""
-
-    def __init__(self, folder: Path, purge_step: int | None = None):
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self.Event, self.Summary = event_pb2.Event, summary_pb2.Summary
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        name += f".{len(list(folder.glob('events.out.tfevents.*')))}"  # of a run, one per start
-        self.file = open(folder / name, "ab")  # noqa: SIM115
-        self.records, self.flushed = RecordWriter(self.file), time.monotonic()
-        self.add(file_version="brain.Event:2")
-        if purge_step is not None:  # what a resumed run does again replaces what stood there
-            log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self.add(step=purge_step, session_log=log)
-
-    def add(self, **fields: Any) -> None:
-        event = self.Event(wall_time=time.time(), **fields)
-        self.records.write(event.SerializeToString())
-        if time.monotonic() - self.flushed > 5:
-            self.records.flush()
-            self.flushed = time.monotonic()
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """All values of a step as one record: the rest of a record is longer than they are."""
-        pairs = [self.Summary.Value(tag=tag, simple_value=x) for tag, x in values.items()]
-        self.add(step=step, summary=self.Summary(value=pairs))
-
-    def text(self, tag: str, text: str) -> None:
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
-        self.add(summary=text_pb(f"{tag}/text_summary", text))
-
-    def hyperparameters(self, args: Mapping[str, Any]) -> None:
-        """Fill the plugin that compares runs by their settings."""
-        from tensorboard.plugins.hparams import summary_v2
-
-        plain = {name: x for name, x in args.items() if isinstance(x, bool | int | float | str)}
-        metrics = [summary_v2.Metric(tag) for tag in ("charts/episodic_return", "charts/SPS")]
-        parameters = [summary_v2.HParam(name) for name in plain]
-        self.add(summary=summary_v2.hparams_config_pb(parameters, metrics))
-        self.add(summary=summary_v2.hparams_pb(plain))
-
-    def close(self) -> None:
-        self.file.close()
-
-
 class WandbWriter:
-    """A copy of the run on Weights & Biases; the import happens here and nowhere else."""
+    """Weights & Biases; imported only if --track is given."""
 
     def __init__(self, args: Any, name: str, folder: Path, config: dict[str, Any]):
         try:
@@ -133,7 +85,7 @@ class WandbWriter:
                 dir=str(folder),
                 save_code=True,
             )
-        except (wandb.errors.Error, ValueError) as error:  # nobody is logged in, most often
+        except (wandb.errors.Error, ValueError) as error:  # usually: not logged in
             reason = " ".join(str(error).split())[:200].rstrip(".")
             login = any(word in reason.lower() for word in ("key", "login", "log in"))
             hint = ": log in with `wandb login`, or set WANDB_MODE=offline" if login else ""
@@ -152,21 +104,24 @@ class WandbWriter:
 
 
 class Progress:
-    """One live line in a terminal; elsewhere a plain line every few seconds."""
+    """The progress line: updated in place in a terminal, else printed every few seconds."""
 
     def __init__(
         self,
-        phases: dict[str, int],  # their names and their steps, one after the other
+        phases: dict[str, int],  # name and number of steps of each phase, in order
         start: int,
         stream: TextIO | None = None,
         quiet: bool = False,
     ):
-        self.stream, self.quiet = stream or sys.stderr, quiet
+        self.stream = stream or sys.stderr
+        self.quiet = quiet
         self.live = self.stream.isatty()
-        self.phases, self.total, self.start = phases, sum(phases.values()), start
+        self.phases = phases
+        self.total = sum(phases.values())
+        self.start = start
         self.returns: deque[float] = deque(maxlen=100)
-        self.lengths: deque[float] = deque(maxlen=100)  # where their means are asked for
-        self.noted = ""  # what the last evaluation found
+        self.lengths: deque[float] = deque(maxlen=100)  # filled only if their means are logged
+        self.noted = ""  # result of the last evaluation
         self.began = time.monotonic()
         self.shown = self.began if not self.live else 0.0
         self.every = 0.2 if self.live else 5.0
@@ -196,13 +151,13 @@ class Progress:
         return " | ".join(parts)
 
     def note(self, text: str, step: int) -> None:
-        """Show a word about evaluations in the live line from now on."""
+        """Show a text about evaluation in the progress line from now on."""
         self.noted = text
         if self.live:
             self.show(self.line(step))
 
     def end(self, step: int) -> None:
-        """The last line: 100% of the steps that fit into whole iterations."""
+        """Show the last line: 100%, of the steps that whole iterations made."""
         self.total = step or self.total
         self.show(self.line(step), stay=True)
 
@@ -216,11 +171,12 @@ class Progress:
         self.stream.flush()
 
     def say(self, text: str) -> None:
-        """A line that stays, above the live one."""
+        """Print a line above the progress line."""
         self.show(text, stay=True)
 
 
 def clock(seconds: float) -> str:
+    """A duration as h:mm:ss or m:ss."""
     if not math.isfinite(seconds):
         return "?"
     minutes, seconds = divmod(round(seconds), 60)
@@ -229,17 +185,19 @@ def clock(seconds: float) -> str:
 
 
 def open_writers(args: Any, name: str, folder: Path, record: dict, step: int) -> list[Any]:
-    """TensorBoard always, W&B when asked; opening them leaves the random streams alone."""
+    """Open TensorBoard and, with --track, W&B; does not change the random generators."""
     with rng.preserved():
         board = TensorBoardWriter(folder, purge_step=step + 1 if args.resume else None)
         rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())
         board.text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
         board.hyperparameters(record["args"])
-        return [board] + ([WandbWriter(args, name, folder, record["args"])] if args.track else [])
+        if not args.track:
+            return [board]
+        return [board, WandbWriter(args, name, folder, record["args"])]
 
 
 def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """All values as floats; the tensors of a device come over in a single copy."""
+    """Convert all values to floats; the tensors of each device in a single copy."""
     torch: Any = sys.modules.get("torch")
     values = dict(metrics)
     tensors = {tag: x for tag, x in metrics.items() if torch and isinstance(x, torch.Tensor)}

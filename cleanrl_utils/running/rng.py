@@ -1,6 +1,6 @@
-"""The random streams of a run: seeded once, saved in checkpoints, left alone by everything else.
+"""The random generators of a run: seeded once, saved in checkpoints, used only by training.
 
-torch is used only if the script has imported it; JAX scripts carry their keys in their own state.
+torch is seeded only if the script has imported it; JAX scripts hold their keys in their state.
 """
 
 import random
@@ -13,6 +13,7 @@ import numpy as np
 
 
 def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if torch := sys.modules.get("torch"):
@@ -20,11 +21,12 @@ def seed_everything(seed: int) -> None:
 
 
 def derive_seed(*parts: int) -> int:
-    """A seed that depends on all `parts` and on nothing else, e.g. (seed, boundary)."""
+    """A seed that is a function of all `parts`, e.g. of (seed, iteration)."""
     return int(np.random.SeedSequence([part % 2**32 for part in parts]).generate_state(1)[0] >> 1)
 
 
 def get_state() -> dict[str, Any]:
+    """The states of all random generators."""
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -41,14 +43,14 @@ def set_state(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     if (torch := sys.modules.get("torch")) and "torch" in state:
         torch.set_rng_state(state["torch"])
-        gpus = range(torch.cuda.device_count())  # maybe fewer than there were
+        gpus = range(torch.cuda.device_count())  # may be fewer than at the time of saving
         for gpu, stream in zip(gpus, state.get("cuda", [])):
             torch.cuda.set_rng_state(stream, gpu)
 
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Whatever happens inside, the training's random streams go on as if it had not."""
+    """Restore the random generators afterwards: the code inside does not affect training."""
     state = get_state()
     try:
         yield

@@ -1,16 +1,16 @@
-"""A run: its folder, seeds, device, metrics, checkpoints, evaluation. What the scripts share.
+"""A run: folder, seeds, device, metrics, checkpoints and evaluation, shared by all scripts.
 
     args = parse_args(Args)
     run = Run(args, make_env)                 # folder, seeds, device
     start = run.resume(total, agent=agent, optimizer=optimizer, envs=envs)     # 0 on a new run
     for iteration in range(start, total):
-        run.log_episodes(infos, step)         # finished episodes
+        run.log_episodes(infos, step)         # episodes that ended in this step
         run.log({"losses/value_loss": v_loss}, step)
         run.evaluate(agent, step)             # when --eval-frequency says so
         run.checkpoint(iteration + 1)         # when --checkpoints says so
     run.finish(agent)                         # model file, evaluation, upload: as the flags ask
 
-Nothing here can move a learning curve; whatever could is in the scripts.
+Nothing in this module can move a learning curve; everything that could is in the scripts.
 """
 
 import contextlib
@@ -39,23 +39,24 @@ from cleanrl_utils.running.metrics import (
 )
 from cleanrl_utils.running.saving import (
     DEFAULT_CHECKPOINTS,
-    LARGEST_BY_DEFAULT,
-    NOTHING_BEFORE,
+    MAX_DEFAULT_BYTES,
+    NEW_RUN,
     Checkpoints,
 )
 from cleanrl_utils.running.settings import PixelArgs, RunArgs, TorchArgs, parse_args
+from cleanrl_utils.speed.profile import Profile, make_profile
 
 __all__ = ["PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
-KEEP_FINISHED = 64 * 2**20  # bytes: a larger checkpoint is removed when the run is finished
-EVAL_SEED = 0xE7A1  # evaluation episodes are seeded apart from training ones
+KEEP_FINISHED = 64 * 2**20  # bytes: larger checkpoints are deleted when the run finishes
+EVAL_SEED = 0xE7A1  # makes the seeds of evaluation differ from those of training
 
 
 class Run(Checkpoints):
-    """See the module's docstring. `make_env` is the script's: to evaluate and film its agent.
+    """See the module's docstring. `make_env` is the script's own, for evaluation and videos.
 
-    Where several processes train one agent, all but one pass `writes=False`: they resume and
-    checkpoint like that one, but write, evaluate and print nothing.
+    If several processes train one agent, all but one pass `writes=False`: they resume and
+    checkpoint with the others, but write, evaluate and print nothing.
     """
 
     def __init__(
@@ -78,7 +79,10 @@ class Run(Checkpoints):
             self.folder = folder.new_folder(args)
             self.name = str(self.folder.relative_to(args.runs_dir))
         else:
-            self.folder, self.name = Path(os.devnull), ""
+            self.folder = Path(os.devnull)
+            self.name = ""
+        if writes and not args.resume:
+            self._repository = source.Repository(self.script)
         self.videos = str(self.folder / folder.VIDEOS)
         self._lock = folder.lock(self.folder) if writes else None
         rng.seed_everything(args.seed)
@@ -87,51 +91,66 @@ class Run(Checkpoints):
         self.state: dict[str, Any] = {}
         self.id = secrets.token_hex(8)
         self._writers: list[Any] = []
+        self._profile: Profile | None = None
         if writes and not quiet:
-            self._check_the_end()
+            self._check_final_steps()
 
     # -- the life of a run ------------------------------------------------------------------
 
     def resume(self, total: int, **state: Any) -> int:
-        """Begin. Returns where to start: 0, or the iteration that --resume continues from.
+        """Start the run. Returns the first iteration: 0, or where --resume continues.
 
-        `total` is the number of iterations; `state` names everything a checkpoint must hold.
-        Objects are restored in place, immutable values (JAX) are in `run.state` afterwards.
+        `total` is the number of iterations; `state` is everything a checkpoint must hold, by name.
+        Objects are restored in place; immutable values (JAX) are replaced in `run.state`.
         """
         self.total = total
         self.state = state
-        start, before = 0, NOTHING_BEFORE
+        start = 0
+        before = NEW_RUN
         if self.args.resume:
             with self._writing(), self._unlocked_if_refused():
-                start, before = self._continue()
+                start, before = self._restore()
         size = checkpoint.nbytes(state)
         unset = self.args.checkpoints is None
-        if unset:  # a resumed run has the answer in its settings
+        if unset:  # a resumed run has the number in its settings
             self.args.checkpoints = self._default_checkpoints(size)
+        if self.args.profile and self.writes:
+            self._profile = make_profile(self, start, sum(self._phases().values()))
         with self._writing():
             if not self.args.resume and self.writes:
                 self._write_record()
             self._open(before)
-        if hasattr(state.get("envs"), "stop"):  # for an environment that fails
+        if hasattr(state.get("envs"), "stop"):  # called when an environment fails
             state["envs"].stop = self._stop
         what = f"resumes at step {before['step']:,}" if start else "starts"
         self.say(f"{self.name} {what} on {machine.describe_device(self.device)}")
-        if unset and size > LARGEST_BY_DEFAULT:
+        if unset and size > MAX_DEFAULT_BYTES:
             self.say(
                 f"no checkpoints: each could take {size / 2**30:.1f} GiB;"
                 f" --checkpoints {DEFAULT_CHECKPOINTS} writes them, so that the run can be resumed"
             )
-        self._note_what_is_in_vain()
+        self._warn_about_settings()
         return start
 
+    def checkpoint(self, iteration: int, **changed: Any) -> bool:
+        """The end of an iteration: a checkpoint if one is due, and the profile if there is one."""
+        if self._profile is None:
+            return super().checkpoint(iteration, **changed)
+        self._profile.pause()
+        written = super().checkpoint(iteration, **changed)
+        with self._writing():
+            self._profile.go_on(iteration)
+        return written
+
     def evaluate(self, agent: Any, step: int) -> None:
-        """Evaluate the greedy policy when --eval-frequency says so; training does not notice."""
+        """Evaluate the greedy policy if --eval-frequency says so; does not affect training."""
         if not self.evaluation_due(step) or not self.writes:
             return
         self._last_eval = step
         self._progress.note("evaluating", step)
         returns = self._play(agent, video=False)
-        mean, std = float(np.mean(returns)), float(np.std(returns))
+        mean = float(np.mean(returns))
+        std = float(np.std(returns))
         self._write(step, {"eval/mean_return": mean, "eval/std_return": std})
         self._progress.note(f"evaluation {mean:.1f}", step)
         if self.args.save_model and (self._best_eval is None or mean > self._best_eval):
@@ -142,22 +161,24 @@ class Run(Checkpoints):
             self._save_model(best, agent)
 
     def play(self, agent: Any, episodes: int, epsilon: float = 0.0) -> list[float]:
-        """Returns of episodes, with `epsilon` of the actions random; training does not notice."""
+        """Play episodes, a fraction `epsilon` of the actions random; does not affect training."""
         return self._play(agent, video=False, episodes=episodes, epsilon=epsilon)
 
     def film(self, agent: Any) -> None:
-        """Record an episode of the agent as it is now; training does not notice."""
+        """Record a video of one episode of the current agent; does not affect training."""
         if self.make_env is not None and self.writes:
             self._play(agent, video=True, episodes=1, videos=self.videos)
 
     def evaluation_due(self, step: int) -> bool:
+        """Whether --eval-frequency asks for an evaluation at this step."""
         every = self.args.eval_frequency
         return bool(every) and step - self._last_eval >= every
 
     def finish(self, agent: Any) -> None:
-        """The end: save, evaluate and share the model as the flags ask, and close everything."""
-        if hasattr(envs := self.state.get("envs"), "close"):
-            envs.close()  # type: ignore[union-attr]
+        """End the run: save, evaluate and upload the model as the flags ask; close all files."""
+        envs: Any = self.state.get("envs")
+        if hasattr(envs, "close"):
+            envs.close()
         if not self.writes:
             return self._close()
         summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}
@@ -167,20 +188,22 @@ class Run(Checkpoints):
             summary["episodic_return"] = float(np.mean(returns))
         if self._restarts:
             summary["environment_restarts"] = self._restarts
+        memory = machine.peak_memory(self.device)
+        summary |= {f"peak_{where}memory_mb": used for where, used in memory.items()}
         self._progress.end(self._step)
         if not returns:
             self.say("no episode ended: there is no return to report")
         if self.args.save_model:
             path = self._save_model(self.folder, agent)
             self.say(f"model: {path}")
-        filmed = any(Path(self.videos).glob("*.mp4"))  # not where EnvPool or JAX step
-        film = self.args.capture_video and not filmed
-        if self.make_env and (self.args.save_model or film):
+        filmed = any(Path(self.videos).glob("*.mp4"))  # EnvPool and JAX record none in training
+        needs_video = self.args.capture_video and not filmed
+        if self.make_env and (self.args.save_model or needs_video):
             lengths: list[float] = []
             returns = self._play(agent, video=self.args.capture_video, lengths=lengths)
             for episode, (value, length) in enumerate(zip(returns, lengths, strict=True)):
-                both = {"eval/episodic_return": value, "eval/episodic_length": length}
-                self._write(episode, both)
+                row = {"eval/episodic_return": value, "eval/episodic_length": length}
+                self._write(episode, row)
             summary |= {"eval_returns": returns, "eval_lengths": lengths}
             self.say(f"evaluation: {evaluation.describe(returns)}")
         self._log_videos()
@@ -192,10 +215,14 @@ class Run(Checkpoints):
             saved.unlink()
         if self.args.upload_model:
             hub.upload(self.folder, self.args.hf_entity)
-        self.say(f"{self.name} finished in {clock(summary['seconds'])}; metrics in {self.folder}")
+        used = ", ".join(
+            f"{where.replace('gpu_', 'GPU ')}{mb:,} MB" for where, mb in memory.items()
+        )
+        done = f"{self.name} finished in {clock(summary['seconds'])}"
+        self.say(f"{done}; peak memory {used}; metrics in {self.folder}")
 
     def say(self, text: str) -> None:
-        """One line to the user that stays on the screen."""
+        """Print a line above the progress line."""
         if self.quiet:
             return
         if hasattr(self, "_progress"):
@@ -203,23 +230,23 @@ class Run(Checkpoints):
         else:
             print(text, file=sys.stderr, flush=True)
 
-    # -- how it is done ---------------------------------------------------------------------
+    # -- starting a run ---------------------------------------------------------------------
 
-    def _check_the_end(self) -> None:
-        """Stop now for what would stop the run after its training."""
+    def _check_final_steps(self) -> None:
+        """Fail before training if upload, evaluation or video would fail after it."""
         args = self.args
         if args.upload_model:
             hub.require_login()
         if self.make_env is None:
-            nowhere = f"{self.script.name} has no environment to evaluate in"
-            require(not args.eval_frequency, f"--eval-frequency: {nowhere}")
+            no_env = f"{self.script.name} has no environment to evaluate in"
+            require(not args.eval_frequency, f"--eval-frequency: {no_env}")
         if self.make_env and (args.save_model or args.capture_video or args.eval_frequency):
             with rng.preserved():
                 self.make_env(args.env_id, args.seed, 1, False, self.videos)().close()
 
     @contextlib.contextmanager
     def _unlocked_if_refused(self) -> Iterator[None]:
-        """A run that is not resumed after all is free for another attempt in this process."""
+        """Unlock the run if it cannot be resumed, so that this process may try again."""
         try:
             yield
         except BadInput:
@@ -227,23 +254,26 @@ class Run(Checkpoints):
             self._lock = None
             raise
 
-    def _note_what_is_in_vain(self) -> None:
-        """Settings that short trial runs use on purpose, and others by mistake."""
-        args = self.args
-        starts, total = getattr(args, "learning_starts", 0), getattr(args, "total_timesteps", 0)
+    def _warn_about_settings(self) -> None:
+        """Warn of settings that are right for a short trial, but else a mistake."""
+        starts = getattr(self.args, "learning_starts", 0)
+        total = getattr(self.args, "total_timesteps", 0)
         if starts >= total > 0:
-            self.say(f"note: --learning-starts {starts} is not reached: nothing will be learned")
-        size, room = getattr(args, "batch_size", 0), getattr(args, "buffer_size", math.inf)
+            self.say(f"note: --learning-starts {starts} is not reached: the agent will not learn")
+        size = getattr(self.args, "batch_size", 0)
+        room = getattr(self.args, "buffer_size", math.inf)
         if size > room:
             self.say(
                 f"note: --batch-size {size} exceeds --buffer-size {room}: batches repeat steps"
             )
 
     def _open(self, before: Mapping[str, Any]) -> None:
-        """Open what is written to; `before` says how far a resumed run had come."""
+        """Open metrics, trackers and progress line; `before` is the progress of a resumed run."""
         self._began = time.perf_counter() - before["seconds"]
-        self._start_step, self._start_seconds = before["step"], before["seconds"]
-        self._last_eval, self._best_eval = before["last_eval"], before["best_eval"]
+        self._start_step = before["step"]
+        self._start_seconds = before["seconds"]
+        self._last_eval = before["last_eval"]
+        self._best_eval = before["best_eval"]
         self._restarts = before["restarts"]
         if self.writes:
             self._csv = CsvWriter(self.folder / folder.METRICS, before["csv_bytes"])
@@ -254,20 +284,23 @@ class Run(Checkpoints):
             step = before["step"]
             try:
                 self._writers = open_writers(self.args, self.name, self.folder, record, step)
-            except BadInput:  # of --track
+            except BadInput:  # --track failed: leave no empty run behind
                 self._csv.close()
                 if not self.args.resume:
                     for run in [self, *getattr(self, "siblings", [])]:
                         shutil.rmtree(run.folder)
                 raise
-        phases = {"": getattr(self.args, "total_timesteps", self.total)}
-        phases = getattr(self.args, "phases", phases)  # a script may have several
-        self._progress = Progress(phases, before["step"], quiet=self.quiet)
+        self._progress = Progress(self._phases(), before["step"], quiet=self.quiet)
         self._progress.returns.extend(before["returns"])
         self._progress.lengths.extend(before["lengths"])
         self._step = before["step"]
         if not self.quiet:
             self._catch_interrupts()
+
+    def _phases(self) -> dict[str, int]:
+        """The number of steps of each phase, by name; most scripts have one, without a name."""
+        whole = {"": getattr(self.args, "total_timesteps", self.total)}
+        return getattr(self.args, "phases", whole)
 
     def _write_record(self) -> None:
         record = {
@@ -278,13 +311,14 @@ class Run(Checkpoints):
             "command": [self.script.name, *sys.argv[1:]],
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
-            "git": machine.git_state(self.script.resolve().parent),
-            **source.keep(self.folder, self.script),
+            "git": self._repository.state,
+            **source.keep(self.folder, self.script, self._repository),
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
         }
         folder.write_record(self.folder, record)
-        if path := os.environ.get("CLEANRL_FOLDER_FILE"):  # whoever started the run can find it
+        path = os.environ.get("CLEANRL_FOLDER_FILE")  # tells the launcher where the run is
+        if path:
             Path(path).write_text(os.path.relpath(self.folder, Path(path).parent))
 
     # -- evaluation -------------------------------------------------------------------------
@@ -305,12 +339,18 @@ class Run(Checkpoints):
         lengths: list[float] | None = None,
     ) -> list[float]:
         assert self.make_env is not None  # checked at the start
-        seed, episodes = self.eval_seed, episodes or self.args.eval_episodes
-        videos = videos or f"{self.videos}/{folder.EVALUATION}"
         with rng.preserved():
-            policy = evaluation.as_policy(agent, self.device)
-            env = self.make_env, self.args.env_id
-            return evaluation.play(policy, *env, episodes, seed, video, videos, epsilon, lengths)
+            return evaluation.play(
+                evaluation.as_policy(agent, self.device),
+                self.make_env,
+                self.args.env_id,
+                episodes or self.args.eval_episodes,
+                self.eval_seed,
+                video,
+                videos or f"{self.videos}/{folder.EVALUATION}",
+                epsilon,
+                lengths,
+            )
 
     def _log_videos(self) -> None:
         paths = folder.find_videos(self.folder)

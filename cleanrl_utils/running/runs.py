@@ -1,16 +1,16 @@
 """Several runs in one program: agents of consecutive seeds, trained at once by jax.vmap.
 
     run = Runs(args, make_env)                        # args.num_seeds runs, each with its folder
-    program = run.vectorise(function)                 # of one agent, for all at once
-    start = run.resume(total, train=train)            # arrays whose first axis is the seeds
+    program = run.vectorise(function)                 # a function of one agent, for all at once
+    start = run.resume(total, train=train)            # arrays of shape (num_seeds, ...)
     for segment in range(start, total):
         train, episodes, metrics, returns, lengths = program(train, episodes)
         run.log_segment(metrics, returns, lengths, step)
         run.checkpoint(segment + 1, train=train, episodes=episodes)
-    run.finish(agent)                                 # all agents: it has a method split()
+    run.finish(agent)                                 # agent.split() lists the agents
 
-To every tool they are ordinary runs. The first of them is the Runs object itself: it shows the
-progress, and its folder has the checkpoint of all.
+All tools treat them as ordinary runs. The first run is the Runs object itself: it shows the
+progress, and its folder holds the checkpoint of all.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder, rng, source
-from cleanrl_utils.running.run import NOTHING_BEFORE, Run, RunArgs, parse_args
+from cleanrl_utils.running.run import Run, RunArgs, parse_args
+from cleanrl_utils.running.saving import NEW_RUN
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
 
-MANY_ENVS = 256  # on a CPU, what fewer take is over before a second thread has woken up
-MOST_WITH_TENSORBOARD = 16  # beyond so many agents, only metrics.csv keeps up with them
+MANY_ENVS = 256  # with fewer environments, a second CPU thread costs more than it saves
+MAX_SEEDS_WITH_TENSORBOARD = 16  # with more, only metrics.csv is written: it is fast enough
 
 
 @dataclass
@@ -49,54 +49,61 @@ class Runs(Run):
     """See the module's docstring."""
 
     def __init__(self, args: Any, make_env: Callable | None = None):
-        accelerated = args.cuda and entry_points(group="jax_plugins")  # it compiles with threads
-        if args.num_envs < MANY_ENVS and not accelerated:
-            os.environ.setdefault("NPROC", "1")  # XLA reads it when it starts
-        with contextlib.suppress(RuntimeError):  # too late in a process that has used JAX before
-            jax.config.update("jax_num_cpu_devices", share(args.num_seeds, os.cpu_count() or 1))
+        has_gpu = args.cuda and entry_points(group="jax_plugins")  # then XLA compiles with threads
+        if args.num_envs < MANY_ENVS and not has_gpu:
+            os.environ.setdefault("NPROC", "1")  # read when XLA starts
+        with contextlib.suppress(RuntimeError):  # JAX has already started in this process
+            cores = usable_devices(args.num_seeds, os.cpu_count() or 1)
+            jax.config.update("jax_num_cpu_devices", cores)
         changes = [{"seed": args.seed + i, "num_seeds": 1} for i in range(1, args.num_seeds)]
         if args.resume:
-            folders = siblings_of(Path(args.resume))
-            changes = [{**c, "resume": str(f)} for c, f in zip(changes, folders, strict=True)]
+            folders = find_siblings(Path(args.resume))
+            for change, sibling in zip(changes, folders, strict=True):
+                change["resume"] = str(sibling)
         if len(changes) > 256:
             allow_open_files(2 * len(changes))
-        self.siblings = [Run(dataclasses.replace(args, **c), make_env, quiet=True) for c in changes]
-        super().__init__(args, make_env)  # last, as random streams are seeded from the first
+        self.siblings = []
+        for change in changes:
+            self.siblings.append(Run(dataclasses.replace(args, **change), make_env, quiet=True))
+        super().__init__(args, make_env)  # last, so that the random generators have its seed
         self.all: list[Run] = [self, *self.siblings]
         for run in self.all:
-            run.csv_only = args.num_seeds > MOST_WITH_TENSORBOARD
-        self._siblings_before = [NOTHING_BEFORE] * len(self.siblings)
-        self._writer, self._pending = ThreadPoolExecutor(1), Future[None]()
+            run.csv_only = args.num_seeds > MAX_SEEDS_WITH_TENSORBOARD
+        self._siblings_before = [NEW_RUN] * len(self.siblings)
+        self._writer = ThreadPoolExecutor(1)
+        self._pending = Future[None]()
         self._pending.set_result(None)
 
     @property
     def seeds(self) -> np.ndarray:
+        """The seed of each run."""
         return np.array([run.args.seed for run in self.all])
 
     @property
     def env_seeds(self) -> np.ndarray:
-        """Seeds of each run's environments."""
+        """The seed of each run's environments."""
         return np.array([rng.derive_seed(run.args.seed, 0) for run in self.all])
 
     def vectorise(self, function: Callable) -> Callable:
-        """Compile a function of one agent's arrays to do the same for all agents."""
+        """Compile a function of one agent's arrays for the arrays of all agents."""
         if self.args.num_seeds > 1:
             program = jax.jit(jax.vmap(function))
-        else:  # without the axis of seeds inside: it is slower even if its length is one
-            drop, add = (
-                partial(jax.tree.map, lambda x: x[0]),
-                partial(jax.tree.map, lambda x: x[None]),
-            )
-            program = jax.jit(lambda *args: add(jax.tree.map(jnp.asarray, function(*drop(args)))))
+        else:  # vmap over a single seed would be slower: drop the axis and add it again
+
+            def single(*args: Any) -> Any:
+                outputs = function(*jax.tree.map(lambda x: x[0], args))
+                return jax.tree.map(lambda x: jnp.asarray(x)[None], outputs)
+
+            program = jax.jit(single)
         return lambda *args: program(*self.spread(args))
 
     def stack(self, trees: list[Any]) -> Any:
-        """One tree with an axis of seeds, made of one tree per seed."""
+        """Stack one tree per seed into one tree with a first axis of seeds."""
         return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
     def spread(self, tree: Any) -> Any:
-        """The same arrays, their axis of seeds shared out among the GPUs or CPU cores there are."""
-        devices = jax.devices()[: share(self.args.num_seeds, len(jax.devices()))]
+        """Distribute arrays over GPUs or CPU cores along their axis of seeds."""
+        devices = jax.devices()[: usable_devices(self.args.num_seeds, len(jax.devices()))]
         seeds = NamedSharding(Mesh(np.array(devices), "seeds"), PartitionSpec("seeds"))
         return tree if len(devices) == 1 else jax.device_put(tree, seeds)
 
@@ -106,21 +113,20 @@ class Runs(Run):
             run.total = total
             run._open(before)
         if self.siblings:
-            self.say(f"with it {len(self.siblings)} more, of the seeds up to {self.seeds[-1]}")
+            self.say(f"together with {len(self.siblings)} more runs, seeds up to {self.seeds[-1]}")
         return start
 
     def _save(self, iteration: int) -> None:
-        self._pending.result()  # a checkpoint is written when all before it is
+        self._pending.result()  # a checkpoint comes after all metrics before it
         super()._save(iteration)
 
     def log_segment(
         self, metrics: Mapping[str, Any], returns: Any, lengths: Any, step: int
     ) -> None:
-        """Log what a segment of the program gave; it happens while the next one is computed, in a
-        thread of its own, because this one may have to tell a GPU one kernel after the other.
+        """Log the outputs of a segment, in a second thread, while the next segment is computed.
 
-        Metrics are (num_seeds,); returns and lengths of episodes (num_seeds, ..., num_envs), in the
-        order of steps, NaN where none ended. `step` is the last of them.
+        Metrics are (num_seeds,); returns and lengths of episodes are (num_seeds, ..., num_envs), in
+        the order of steps, NaN where no episode ended. `step` is the last step of the segment.
         """
         self._pending.result()
         self._pending = self._writer.submit(self._write_segment, metrics, returns, lengths, step)
@@ -146,19 +152,21 @@ class Runs(Run):
     def _write_segment(self, *segment: Any) -> None:
         metrics, returns, lengths, step = jax.device_get(segment)
         shape = (len(self.all), -1, returns.shape[-1])
-        returns, lengths = returns.reshape(shape), lengths.reshape(shape)
+        returns = returns.reshape(shape)
+        lengths = lengths.reshape(shape)
         rows = zip(*(column.tolist() for column in metrics.values()), strict=True)
         for i, (run, row) in enumerate(zip(self.all, rows, strict=True)):
             run.log_rollout(returns[i], lengths[i], step)
             run.log(dict(zip(metrics, row, strict=True)), step)
 
-    def _about(self) -> dict[str, Any]:
-        return super()._about() | {"siblings": [run._about() for run in self.siblings]}
+    def _metadata(self) -> dict[str, Any]:
+        siblings = [run._metadata() for run in self.siblings]
+        return super()._metadata() | {"siblings": siblings}
 
     def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
-        start, about = super()._load(path)
-        self._siblings_before = about["siblings"]
-        return start, about
+        start, metadata = super()._load(path)
+        self._siblings_before = metadata["siblings"]
+        return start, metadata
 
     def _write_record(self) -> None:
         super()._write_record()
@@ -171,8 +179,8 @@ class Runs(Run):
         record["siblings"] = [run.folder.name for run in self.siblings]
         folder.write_record(self.folder, record)
 
-    def _lengthen(self, record: dict[str, Any], step: int) -> None:
-        super()._lengthen(record, step)
+    def _extend(self, record: dict[str, Any], step: int) -> None:
+        super()._extend(record, step)
         total = self.args.total_timesteps
         for run in self.siblings:
             record = folder.read_record(run.folder)
@@ -186,30 +194,32 @@ class Runs(Run):
             run._close()
 
 
-def siblings_of(first: Path) -> list[Path]:
-    """The other runs of the program whose first run has this folder."""
+def find_siblings(first: Path) -> list[Path]:
+    """The folders of the runs that were trained together with the run in folder `first`."""
     record = folder.read_record(first, "--resume")
-    if other := record.get("trained_with"):
-        other = first.parent / other
+    if "trained_with" in record:
+        other = first.parent / record["trained_with"]
         raise BadInput(f"--resume {first}: it was trained together with others; resume {other}")
     return [first.parent / name for name in record.get("siblings", [])]
 
 
 def segment_length(iterations: int, agents: int) -> int:
-    """How many iterations a segment has: all equally many, for about a hundred segments. Of many
-    agents each reports less often: writing it all would take longer than training them."""
+    """Iterations per segment: a divisor of `iterations`, for about a hundred segments.
+
+    Many agents report less often: writing their metrics would take longer than training them.
+    """
     wanted = iterations / max(20, min(100, 10_000 // agents))
     divisors = [n for n in range(1, iterations + 1) if iterations % n == 0]
     return min(divisors, key=lambda n: max(n / wanted, wanted / n))
 
 
-def share(seeds: int, devices: int) -> int:
-    """How many of the devices can have equally many of the seeds."""
+def usable_devices(seeds: int, devices: int) -> int:
+    """The largest number of devices that can train equally many seeds each."""
     return max(n for n in range(1, min(seeds, devices) + 1) if seeds % n == 0)
 
 
 def allow_open_files(count: int) -> None:
-    """Every run has its metrics.csv open."""
+    """Raise the limit of open files: every run keeps its metrics.csv open."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when they are due, what they hold, how a run continues from one."""
+"""Checkpoints of a run: when to write one, what it holds, how to resume from it."""
 
 import sys
 from pathlib import Path
@@ -9,15 +9,15 @@ import numpy as np
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import checkpoint, folder, rng
 from cleanrl_utils.running.logs import Logs
-from cleanrl_utils.running.stored import fits, one_line
+from cleanrl_utils.running.stored import has_type, one_line
 
 DEFAULT_CHECKPOINTS = 10
-STEPS_BETWEEN_RESTARTS = 50_000  # of each environment, where a checkpoint restarts them
-LARGEST_BY_DEFAULT = 2**30  # bytes: larger checkpoints are written only when asked for
-# state that may hold what environments give, or NaN where there is nothing yet
-NOT_PARAMETERS = {"envs", "memory", "replay", "random_streams", "recent_returns"}
-# what a checkpoint says about its run
-ABOUT: dict[str, Any] = {
+STEPS_BETWEEN_RESTARTS = 50_000  # per environment, if a checkpoint restarts the environments
+MAX_DEFAULT_BYTES = 2**30  # larger checkpoints are written only if --checkpoints asks for them
+# state that may hold NaN: rewards and observations, or slots that are not filled yet
+NOT_PARAMETERS = {"envs", "episodes", "memory", "replay", "random_streams", "recent_returns"}
+# the metadata of a checkpoint, with types
+METADATA: dict[str, Any] = {
     "iteration": int,
     "step": int,
     "seconds": float,
@@ -28,7 +28,7 @@ ABOUT: dict[str, Any] = {
     "best_eval": float | None,
     "restarts": int,
 }
-NOTHING_BEFORE: dict[str, Any] = {
+NEW_RUN: dict[str, Any] = {  # the progress that a new run starts from
     "seconds": 0.0,
     "csv_bytes": None,
     "step": 0,
@@ -41,11 +41,11 @@ NOTHING_BEFORE: dict[str, Any] = {
 
 
 class Checkpoints(Logs):
-    """The part of a run that writes and reads checkpoints."""
+    """The part of a run that writes and loads checkpoints."""
 
     args: Any
     writes: bool
-    id: str  # of the run: a checkpoint of another one is refused
+    id: str  # of the run: a checkpoint with another id is refused
     total: int  # number of iterations
     state: dict[str, Any]
     _last_eval: int
@@ -55,8 +55,8 @@ class Checkpoints(Logs):
     def checkpoint(self, iteration: int, **changed: Any) -> bool:
         """Write a checkpoint if one is due after this many iterations; True if it was written.
 
-        Training does not notice, except where environments can only restart (EnvPool's).
-        `changed` replaces immutable state.
+        It does not affect training, except that EnvPool's environments restart. `changed` replaces
+        immutable state.
         """
         self.state.update(changed)
         count = self.args.checkpoints
@@ -67,7 +67,7 @@ class Checkpoints(Logs):
         return True
 
     def _default_checkpoints(self, size: int) -> int:
-        if size > LARGEST_BY_DEFAULT:
+        if size > MAX_DEFAULT_BYTES:
             return 0
         envs = self.state.get("envs")
         if getattr(envs, "restarts", False):
@@ -75,8 +75,8 @@ class Checkpoints(Logs):
             return min(DEFAULT_CHECKPOINTS, steps // STEPS_BETWEEN_RESTARTS)
         return DEFAULT_CHECKPOINTS
 
-    def _about(self) -> dict[str, Any]:
-        """What a checkpoint says about the run itself."""
+    def _metadata(self) -> dict[str, Any]:
+        """The progress of the run, as stored in a checkpoint."""
         return {
             "step": self._step,
             "seconds": self._seconds(),
@@ -91,25 +91,25 @@ class Checkpoints(Logs):
     def _save(self, iteration: int) -> None:
         self._restarts += getattr(self.state.get("envs"), "restarts", False)
         state = dict(self.state, random_streams=rng.get_state())
-        if not self.writes:  # another process does, with its own and these states
+        if not self.writes:  # another process writes the file, with the states of all
             return checkpoint.gather(state)
         with self._writing():
-            about = {"run": self.id, "script": self.script.stem, "iteration": iteration}
+            metadata = {"run": self.id, "script": self.script.stem, "iteration": iteration}
             finite = checkpoint.save(
                 self.folder / folder.CHECKPOINT,
                 state,
-                about | self._about(),
+                metadata | self._metadata(),
                 must_be_finite={name for name in state if self._has_parameters(name)},
             )
         if not finite:
             self._stop(f"parameters are not finite at step {self._step:,}")
 
     def _has_parameters(self, name: str) -> bool:
-        """Not in arrays of the loop itself: NaN may stand for an episode that has not ended yet."""
+        """Whether NaN in this state is an error; in arrays of the loop it marks open episodes."""
         return name not in NOT_PARAMETERS and not isinstance(self.state.get(name), np.ndarray)
 
-    def _continue(self) -> tuple[int, dict[str, Any]]:
-        """Restore the state from the last checkpoint; where to start, and what was before."""
+    def _restore(self) -> tuple[int, dict[str, Any]]:
+        """Restore the last checkpoint. Returns the first iteration and the progress until then."""
         path = self.folder / folder.CHECKPOINT
         where = f"--resume {self.folder}"
         record = folder.read_record(self.folder, "--resume")
@@ -117,52 +117,52 @@ class Checkpoints(Logs):
         longer = old is not None and self.args.total_timesteps > old
         finished = folder.is_finished(self.folder)
         hint = f"a --total-timesteps above {old} continues it"
-        require(longer or not finished, f"{where}: it is finished; {hint}")
+        require(longer or not finished, f"{where}: the run is finished; {hint}")
         if self.writes:
             folder.remove_partial_files(self.folder)
         self.id = record.get("id", "")
         if not path.exists():
-            # Killed before its first checkpoint, a run begins again, unless it was to have none.
-            never = f"{where}: it has no checkpoints (--checkpoints 0): start it anew"
+            # A run that was killed before its first checkpoint starts again from the beginning.
+            never = f"{where}: the run has no checkpoints (--checkpoints 0); start a new run"
             require(self.args.checkpoints != 0, never)
-            large = f"{where}: its last checkpoint was too large to be kept: start it anew"
+            large = f"{where}: its last checkpoint was too large to keep; start a new run"
             require(not finished, large)
-            return 0, NOTHING_BEFORE
+            return 0, NEW_RUN
         start, before = self._load(path)
         if longer and self.writes:
-            self._lengthen(record, before["step"])
+            self._extend(record, before["step"])
         return start, before
 
     def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
-        about, saved = checkpoint.load(path)
-        old = f"{path}: written by an older version of this project: start the run anew"
-        require({"run", "restarts", "best_eval"} <= set(about), old)
-        require(about["run"] == self.id, f"{path}: the checkpoint of another run")
-        odd = [name for name, kind in ABOUT.items() if not fits(about.get(name), kind)]
-        require(not odd, f"{path}: what it says of its run cannot be used ({', '.join(odd)})")
-        within = 0 <= about["iteration"] <= self.total
-        require(within, f"{path}: of iteration {about['iteration']}, the run has {self.total}")
-        require(
-            set(saved) == {*self.state, "random_streams"},
-            f"{path}: holds other state than this script's",
-        )
+        metadata, saved = checkpoint.load(path)
+        old = f"{path}: written by an older version of this project; start a new run"
+        require({"run", "restarts", "best_eval"} <= set(metadata), old)
+        require(metadata["run"] == self.id, f"{path}: the checkpoint of another run")
+        wrong = [name for name, kind in METADATA.items() if not has_type(metadata.get(name), kind)]
+        require(not wrong, f"{path}: its metadata has wrong values ({', '.join(wrong)})")
+        iteration = metadata["iteration"]
+        within = 0 <= iteration <= self.total
+        require(within, f"{path}: of iteration {iteration}, but the run has {self.total}")
+        names = {*self.state, "random_streams"}
+        require(set(saved) == names, f"{path}: does not hold the state of this script")
         try:
             for name, target in self.state.items():
                 self.state[name] = checkpoint.restore(target, saved[name])
             rng.set_state(saved["random_streams"])
-        except Exception as error:  # arrays of other shapes, or what no version of ours has written
+        except Exception as error:  # arrays of other shapes, or content that we did not write
             raise BadInput(f"{path}: does not fit this run ({one_line(error)})") from None
-        return about["iteration"], about
+        return iteration, metadata
 
-    def _lengthen(self, record: dict[str, Any], step: int) -> None:
-        """Write down that the run goes on beyond its end."""
-        old, new = record["args"]["total_timesteps"], self.args.total_timesteps
+    def _extend(self, record: dict[str, Any], step: int) -> None:
+        """Record that the run continues beyond its first end."""
+        old = record["args"]["total_timesteps"]
+        new = self.args.total_timesteps
         record["args"]["total_timesteps"] = new
         record.setdefault("lengthened", []).append({"at_step": step, "from": old, "to": new})
         folder.write_record(self.folder, record)
         folder.remove_summary(self.folder)
         print(
             f"--total-timesteps was {old:,}, is now {new:,}: from here on schedules (learning rate,"
-            f" exploration) follow the new length, as if the run had been planned so",
+            f" exploration) follow the new length",
             file=sys.stderr,
         )

@@ -1,7 +1,7 @@
-"""The settings every script shares, and how a command line becomes settings.
+"""The settings that all scripts share, and the parser of command lines.
 
-A setting's allowed range stands beside it: `gamma: Share = 0.99`, `num_steps: Count = 128`. A plain
-float is any finite number, a plain int any whole one.
+The type of a setting is its allowed range: `gamma: Share = 0.99`, `num_steps: Count = 128`. A plain
+float may be any finite number, a plain int any whole number.
 """
 
 import ast
@@ -27,7 +27,7 @@ from cleanrl_utils.running.stored import restore_settings
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be: from `least` to `most`, both allowed."""
+    """The allowed values of a number: `least` to `most`, both included."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -100,6 +100,9 @@ class MachineArgs:
 
     cuda: bool = True
     """use a GPU if there is one"""
+    profile: Natural = 0
+    """number of iterations to profile after warm-up: a trace in the run's folder, and a table of
+    where their time went; 0: none"""
 
 
 @dataclass
@@ -142,17 +145,17 @@ class PixelArgs(TorchArgs):
     """number of CPU threads for torch; 0: torch chooses"""
 
 
-# What a resumed run may change: none of these can move its learning curve.
+# Settings that a resumed run may change: none of them can move its learning curve.
 FREE_TO_CHANGE = {"resume", "track", "wandb_project_name", "wandb_entity", "capture_video"}
 FREE_TO_CHANGE |= {"save_model", "upload_model", "hf_entity", "eval_frequency", "eval_episodes"}
-FREE_TO_CHANGE |= {"runs_dir"}
+FREE_TO_CHANGE |= {"runs_dir", "profile"}
 
 A = TypeVar("A", bound=RunArgs)
 C = TypeVar("C")
 
 
 def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
-    """Settings of a script from its command line; a mistake is one line and exit status 2."""
+    """Parse the settings of a script; a mistake is one line and exit status 2."""
     argv = normalise(cls, sys.argv[1:] if argv is None else argv)
     if "--help" in argv:
         print_help(cls)
@@ -167,7 +170,7 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
 
 
 def parse_command(cls: type[C], argv: list[str] | None = None) -> C:
-    """Settings of a tool from its command line."""
+    """Parse the settings of a tool."""
     return run_tyro(cls, normalise(cls, sys.argv[1:] if argv is None else argv))
 
 
@@ -175,8 +178,8 @@ def run_tyro(cls: type[C], argv: list[str], default: Any = tyro.MISSING_NONPROP)
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
-            about = inspect.getdoc(sys.modules[cls.__module__])
-            return tyro.cli(cls, args=argv, default=default, description=about)
+            description = inspect.getdoc(sys.modules[cls.__module__])
+            return tyro.cli(cls, args=argv, default=default, description=description)
     except BadInput as bad:  # from the class's own checks
         raise BadInput(bad.message) from None
     except SystemExit as stop:
@@ -193,7 +196,8 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
     """Accept `--cuda False`, `--capture_video`, `--total-timesteps 1e6`; refuse unknown flags."""
     types = get_type_hints(cls)
     known = {flag(field.name): field.name for field in dataclasses.fields(cls)}
-    words, out = list(argv), []
+    words = list(argv)
+    out = []
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--help":
@@ -235,7 +239,7 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
 
 
 def as_number(name: str, kind: type, text: str) -> str:
-    """1e6 and 1_000_000 are integers too."""
+    """Check a number; whole numbers may also be written as 1e6 or 1_000_000."""
     try:
         number = float(text)
     except ValueError:
@@ -249,22 +253,22 @@ def as_number(name: str, kind: type, text: str) -> str:
 
 
 def first_message(box: str) -> str:
-    """The one sentence that matters in tyro's box: from below its title to the next rule."""
-    lines = [line.strip("│╭╮╰╯─- ") for line in box.splitlines()]  # of a rule nothing is left
+    """The error in the box that tyro prints: the text between its title and the next rule."""
+    lines = [line.strip("│╭╮╰╯─- ") for line in box.splitlines()]  # rules become empty lines
     while lines and not lines.pop(0):
-        pass  # up to the title
+        pass  # skip the title
     while lines and not lines[0]:
         lines.pop(0)
     text = " ".join(itertools.takewhile(bool, lines))
-    return text or "the command line could not be read; see --help"
+    return text or "the command line cannot be parsed; see --help"
 
 
 SEEDS = 2**32  # NumPy and JAX would use only the last 32 bits of a larger seed
-LONGEST_NAME = 100
+MAX_NAME_BYTES = 100
 
 
 def range_of(kind: Any) -> Range | None:
-    """The Range of an annotated type, or of one part of a union."""
+    """The Range of an annotated type, or of a member of a union; None without one."""
     for part in (kind, *get_args(kind)):
         for note in getattr(part, "__metadata__", ()):
             if isinstance(note, Range):
@@ -273,7 +277,7 @@ def range_of(kind: Any) -> Range | None:
 
 
 def check_ranges(args: Any) -> None:
-    """Every number lies in the range that stands beside its setting."""
+    """Stop unless every number is in the range of its setting."""
     types = get_type_hints(type(args), include_extras=True)
     for setting in dataclasses.fields(args):
         value = getattr(args, setting.name)
@@ -287,7 +291,7 @@ def check_ranges(args: Any) -> None:
 
 
 def check_seed(seed: int, count: int = 1) -> None:
-    """The last of `count` seeds, too, must be one that every random generator takes."""
+    """Stop unless every random generator accepts all of `count` seeds from `seed` on."""
     with_more = f" with --num-seeds {count}" if count > 1 else ""
     limit = SEEDS - max(count, 1) + 1
     require(seed >= 0, f"--seed must not be negative, got {seed}")
@@ -295,27 +299,30 @@ def check_seed(seed: int, count: int = 1) -> None:
 
 
 def check_names(args: LoggingArgs) -> None:
-    """Names that become folders."""
+    """Stop unless the names can become folders."""
     name = args.exp_name
     require(name.isprintable(), "--exp-name must consist of printable characters")
     require("/" not in name, f"--exp-name {name}: must not contain /")
-    long = f"--exp-name must have at most {LONGEST_NAME} bytes, got {len(name.encode())}"
-    require(len(name.encode()) <= LONGEST_NAME, long)
+    size = len(name.encode())
+    too_long = f"--exp-name must have at most {MAX_NAME_BYTES} bytes, got {size}"
+    require(size <= MAX_NAME_BYTES, too_long)
     require(args.runs_dir.strip() != "", "--runs-dir must not be empty")
     require(args.runs_dir.isprintable(), "--runs-dir must consist of printable characters")
 
 
-OF_MAKE_ENV = {"env_id", "seed", "idx", "capture_video", "video_folder", "render_mode"}
+MAKE_ENV_PARAMETERS = {"env_id", "seed", "idx", "capture_video", "video_folder", "render_mode"}
 
 
 def env_settings(words: list[str]) -> dict[str, Any]:
-    """The environment's arguments of --env-kwargs key=value, with Python's values."""
+    """Parse --env-kwargs key=value; values are Python literals, else text."""
     settings = {}
     for word in words:
         name, equals, text = word.partition("=")
         fits = bool(equals) and name.isidentifier()
         require(fits, f"--env-kwargs takes key=value, not {word}")
-        require(name not in OF_MAKE_ENV, f"--env-kwargs {name}: the script sets this itself")
+        require(
+            name not in MAKE_ENV_PARAMETERS, f"--env-kwargs {name}: the script sets this itself"
+        )
         try:
             settings[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -324,7 +331,7 @@ def env_settings(words: list[str]) -> dict[str, Any]:
 
 
 def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
-    """The settings of the run that --resume names, as defaults for this command line."""
+    """The settings of the run to resume, as defaults for this command line."""
     if "--resume" not in argv:
         return tyro.MISSING_NONPROP
     at = argv.index("--resume") + 1
@@ -338,18 +345,20 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
         record["script"] == script,
         f"--resume {folder}: made by {record['script']}.py, not {script}.py",
     )
-    require(set(stored) == names, f"--resume {folder}: {script}.py has other settings by now")
+    require(
+        set(stored) == names, f"--resume {folder}: the settings of {script}.py have changed since"
+    )
     return restore_settings(cls, stored, f"--resume {folder}")
 
 
 def check_unchanged(args: RunArgs, stored: RunArgs) -> None:
-    """A resumed run keeps its settings; only its length may grow."""
+    """Stop if a resumed run changes its settings; only its length may grow."""
     names = [field.name for field in dataclasses.fields(args) if field.name not in FREE_TO_CHANGE]
     changed = [name for name in names if getattr(args, name) != getattr(stored, name)]
     longer = getattr(args, "total_timesteps", 0) > getattr(stored, "total_timesteps", 0)
     if longer:
         changed.remove("total_timesteps")
-        if hasattr(stored, "segment"):  # of programs that train in segments: keep their length
+        if hasattr(stored, "segment"):  # JAX programs: keep the length of a segment
             args.segment = stored.segment  # type: ignore[attr-defined]
     if changed:
         texts = [f"{flag(n)} was {getattr(stored, n)}, now {getattr(args, n)}" for n in changed]

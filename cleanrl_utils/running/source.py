@@ -1,15 +1,19 @@
 """The code that made a run: its fingerprint, its copy in the run's folder, its uncommitted changes.
 
 A fingerprint is a hash of a script and of all it imports from this project or from its own folder,
-at any depth. Comments, docstrings and layout do not count: they cannot change what a run does.
+at any depth. Comments, docstrings and blank lines do not count: they cannot change a run.
 """
 
 import ast
+import contextlib
 import hashlib
+import io
+import os
 import shutil
 import subprocess
+import tokenize
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from cleanrl_utils.running import folder as run_folder
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 OURS = ("cleanrl", "cleanrl_utils")
+COMMIT = "# branch.oid "  # how git status names it
 LARGEST_DIFF = 2**20  # bytes: a larger one is not kept
 
 
@@ -36,6 +41,7 @@ def sources(script: Path, modules: Iterable[str] = ()) -> list[Path]:
     waiting = [script]
     for module in modules:
         waiting += find_module(module, script.parent, Path.cwd())
+    find = cache(find_module)  # most names are imported by many files
     found: set[Path] = set()
     while waiting:
         path = waiting.pop()
@@ -43,7 +49,8 @@ def sources(script: Path, modules: Iterable[str] = ()) -> list[Path]:
             continue
         found.add(path)
         for name in imports(path):
-            waiting += find_module(name, script.parent, path.parent)
+            ours = name.partition(".")[0] in OURS
+            waiting += find(name) if ours else find(name, script.parent, path.parent)
     others = found - {script}
     return [script, *sorted(others, key=lambda path: (path.name, meaning(path)))]
 
@@ -69,7 +76,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def meaning(path: Path) -> str:
-    """A hash of what a file says to Python: without comments, docstrings and layout."""
+    """A hash of a file without its comments, docstrings and blank lines."""
     return read(path.read_bytes())[1]
 
 
@@ -80,22 +87,46 @@ def read(content: bytes) -> tuple[tuple[str, ...], str]:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError):  # not Python that can be read
         return (), hashlib.sha256(content).hexdigest()
-    names = tuple(imported(tree))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            kept = [line for line in body if not is_text(line)]
-            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
-    return names, hashlib.sha256(ast.unparse(tree).encode(errors="replace")).hexdigest()
+    names: list[str] = []
+    texts: set[int] = set()  # lines of docstrings
+    for node in blocks(tree):
+        names += imported(node)
+        if isinstance(node, ast.stmt) and is_text(node):
+            texts.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code = without_comments(content, texts)
+    return tuple(names), hashlib.sha256(code.encode(errors="replace")).hexdigest()
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = f"{node.module}." if node.module else ""
-            yield from (f"{base}{alias.name}" for alias in node.names)
+def without_comments(content: bytes, texts: set[int]) -> str:
+    """The lines of a file without comments, blank lines and the lines `texts`.
+
+    Not ast.unparse: each version of Python writes a tree in its own way.
+    """
+    lines = content.decode(errors="replace").splitlines()
+    for token in tokenize.tokenize(io.BytesIO(content).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    kept = [line.rstrip() for number, line in enumerate(lines, 1) if number not in texts]
+    return "\n".join(line for line in kept if line)
+
+
+def blocks(tree: ast.AST) -> Iterator[ast.AST]:
+    """The tree and all its statements and clauses; not their expressions, which are most of it."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, part, [])
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = f"{node.module}." if node.module else ""
+        yield from (f"{base}{alias.name}" for alias in node.names)
 
 
 def is_text(node: ast.stmt) -> bool:
@@ -104,34 +135,74 @@ def is_text(node: ast.stmt) -> bool:
     return constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
 
 
-def keep(folder: Path, script: Path) -> dict[str, Any]:
+class Repository:
+    """What git knows about a script: asked in the background, waited for when it is needed."""
+
+    def __init__(self, script: Path):
+        self.folder = script.resolve().parent
+        counts = "--no-ahead-behind"  # of commits, which can take long and are not needed
+        self._status = Git(self.folder, "status", "--porcelain=v2", "--branch", counts, "-uno")
+        self._files = Git(self.folder, "ls-files", "--", script.name)
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """Commit of the code; a container without git says it with CLEANRL_COMMIT."""
+        lines = self._status.output().decode(errors="replace").splitlines()
+        told = [line.removeprefix(COMMIT) for line in lines if line.startswith(COMMIT)]
+        if told and told[0] != "(initial)":
+            return {"commit": told[0], "dirty": any(not line.startswith("#") for line in lines)}
+        commit = os.environ.get("CLEANRL_COMMIT", "")
+        return {"commit": commit, "dirty": False} if commit else {}
+
+    def has_script(self) -> bool:
+        return bool(self._files.output())
+
+    def diff(self) -> bytes:
+        """`git diff HEAD`; nothing where it is too large."""
+        if not self.state.get("dirty"):
+            return b""
+        plain = ["--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative"]
+        changes = Git(self.folder, "diff", "HEAD", *plain).output()
+        return changes if len(changes) <= LARGEST_DIFF else b""
+
+
+class Git:
+    """A git command, started."""
+
+    def __init__(self, folder: Path, *words: str):
+        self.process: subprocess.Popen | None = None
+        with contextlib.suppress(OSError):  # there is no git
+            self.process = subprocess.Popen(
+                ["git", *words],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def output(self) -> bytes:
+        """What it prints; nothing where it fails."""
+        if self.process is None:
+            return b""
+        try:
+            printed, _ = self.process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return b""
+        return printed if self.process.returncode == 0 else b""
+
+
+def keep(folder: Path, script: Path, repository: Repository) -> dict[str, Any]:
     """Put the script and the changes since the commit into a run's folder; what to record of it."""
     if not script.is_file():
         return {}
     shutil.copyfile(script, run_folder.script_path(folder, script.stem))
-    if changes := diff(script.resolve().parent):
+    if changes := repository.diff():
         (folder / run_folder.CHANGES).write_bytes(changes)
-    known = git(script.resolve().parent, "ls-files", "--", script.name)
-    return {"code": fingerprint(script), "script_tracked": bool(known)}
+    return {"code": fingerprint(script), "script_tracked": repository.has_script()}
 
 
 def copy(source: Path, target: Path) -> None:
     """Give a run's folder the code that another one keeps."""
     for path in [*source.glob("*.py"), *source.glob(run_folder.CHANGES)]:
         shutil.copyfile(path, target / path.name)
-
-
-def diff(folder: Path) -> bytes:
-    """`git diff HEAD` of the repository that a folder is in; nothing where it is too large."""
-    plain = ["--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative"]
-    changes = git(folder, "diff", "HEAD", *plain)
-    return changes if len(changes) <= LARGEST_DIFF else b""
-
-
-def git(folder: Path, *words: str) -> bytes:
-    """What a git command prints; nothing where it fails."""
-    try:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return done.stdout if done.returncode == 0 else b""

@@ -1,4 +1,4 @@
-"""How a run ends before its time: with one line that says what is left and how to go on."""
+"""Stopping a run before its end, with one line that says why and how to resume it."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cleanrl_utils.errors import Stopped, hide_stops
+from cleanrl_utils.errors import Stopped, quiet_excepthook
 from cleanrl_utils.running import folder
 
 
@@ -24,18 +24,18 @@ class Stopping:
     def _close(self) -> None:
         raise NotImplementedError
 
-    def _how_to_go_on(self) -> str:
-        """What is left of a run that stops now, and the command that continues it."""
+    def _how_to_resume(self) -> str:
+        """The command that continues a run which stops now, if it has a checkpoint."""
         if not (self.folder / folder.CHECKPOINT).exists():
             return "there is no checkpoint yet"
         words = ["python", os.path.relpath(self.script), "--resume", str(self.folder)]
-        return f"go on from the last good checkpoint: {shlex.join(words)}"
+        return f"resume from the last checkpoint: {shlex.join(words)}"
 
     def _stop(self, why: str) -> None:
-        """End the run with one line."""
+        """End the run with one line that gives the reason."""
         with contextlib.suppress(OSError):
             self._close()
-        raise Stopped(f"{why}; stopped, {self._how_to_go_on()}")
+        raise Stopped(f"{why}; stopped, {self._how_to_resume()}")
 
     def _stop_writing(self, error: OSError) -> None:
         what = f"{error.filename}: " if error.filename else f"{self.folder}: "
@@ -43,16 +43,16 @@ class Stopping:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A full disk or a folder that is gone ends the run with one line."""
+        """End the run with one line if the disk is full or the folder was deleted."""
         try:
             yield
         except OSError as error:
             self._stop_writing(error)
 
     def _catch_interrupts(self) -> None:
-        """Ctrl+C ends the run with one line and status 130, and keeps the last checkpoint."""
-        if sys.flags.interactive:  # python -i: the prompt comes without a traceback
-            sys.excepthook = hide_stops
+        """Let Ctrl+C end the run with one line and status 130; the last checkpoint stays."""
+        if sys.flags.interactive:  # python -i: show the prompt without a traceback
+            sys.excepthook = quiet_excepthook
         default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with contextlib.suppress(ValueError):  # not in the main thread
             if default:
@@ -62,7 +62,7 @@ class Stopping:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with contextlib.suppress(OSError):
             self._csv.flush()
-        raise Stopped(f"interrupted at step {self._step:,}; {self._how_to_go_on()}", 130)
+        raise Stopped(f"interrupted at step {self._step:,}; {self._how_to_resume()}", 130)
 
     def _release_interrupts(self) -> None:
         with contextlib.suppress(ValueError):

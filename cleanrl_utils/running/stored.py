@@ -1,49 +1,50 @@
-"""Settings that come from a file: a record or a model, maybe old, maybe made by a stranger."""
+"""Settings read from a file, a run.json or a model, that may be old or made by somebody else."""
 
 import dataclasses
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from cleanrl_utils.errors import BadInput, unsaid
+from cleanrl_utils.errors import BadInput, silenced
 
 S = TypeVar("S")
 
 
 def restore_settings(cls: type[S], values: Mapping[str, Any], where: str) -> S:
-    """Settings of a class; one line, which begins with `where`, if the values do not fit it."""
+    """Make settings of class `cls`; the error for wrong values begins with `where`."""
     hints = get_type_hints(cls)
     for name, value in values.items():
-        if not fits(value, hints[name]):
+        if not has_type(value, hints[name]):
             text = repr(value)
             text = text if len(text) < 60 else f"{text[:60]}..."
-            raise BadInput(f"{where}: its setting {name} is {text}, which is no value for it")
+            raise BadInput(f"{where}: its setting {name} has a wrong value, {text}")
     try:
-        with unsaid():
+        with silenced():
             return cls(**values)
     except BadInput as error:
         raise BadInput(f"{where}: {error.message}") from None
-    except Exception as error:  # of the class's own checks
+    except Exception as error:  # from the class's own checks
         raise BadInput(f"{where}: its settings cannot be used ({one_line(error)})") from None
 
 
 def known_settings(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that a class has a setting for."""
+    """The values whose names are settings of class `cls`."""
     names = {field.name for field in dataclasses.fields(cls) if field.init}
     return {name: value for name, value in values.items() if name in names}
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of a JSON file is of a type; types that a command line cannot say pass."""
+def has_type(value: Any, hint: Any) -> bool:
+    """Whether a value from a JSON file has this type; types no command line has are accepted."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, kind) for kind in get_args(hint))
+        return any(has_type(value, kind) for kind in get_args(hint))
     if origin is Literal:
         return value in get_args(hint)
     if origin in (list, tuple):
         kinds = [kind for kind in get_args(hint) if kind is not Ellipsis] or [Any]
-        whole = isinstance(value, list | tuple)
-        return whole and all(any(fits(item, kind) for kind in kinds) for item in value)
+        if not isinstance(value, list | tuple):
+            return False
+        return all(any(has_type(item, kind) for kind in kinds) for item in value)
     if hint in (None, type(None)):
         return value is None
     if hint is float:
@@ -54,7 +55,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line."""
+    """The type and message of an exception, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

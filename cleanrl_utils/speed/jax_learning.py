@@ -24,12 +24,13 @@ from cleanrl_utils.speed.jax_tools import Params, arrays_of, is_key, with_arrays
 
 
 class Training:
-    """The state of learning, changed by update(state, batch, *rest)."""
+    """The state of learning: init() is the first, update(state, batch, *rest) gives the next."""
 
-    def __init__(self, update: Callable, state: Any, memory: Any, batch_size: int, *rest: Any):
+    def __init__(self, init: Callable, update: Callable, memory: Any, batch_size: int, *rest: Any):
         self._update_state = update
         self.memory = memory
         self.batch_size = batch_size
+        state = jax.jit(init)()
         self._packing = Packing(state)
         self._packed = self._packing.pack(state)
         self._names = self._metric_names(state, *rest)
@@ -119,9 +120,9 @@ class BackgroundTraining(Training):
     numbers of all updates in the time of one update's: they are drawn at once.
     """
 
-    def __init__(self, update: Callable, state: Any, memory: Any, batch_size: int, noises: int):
+    def __init__(self, init: Callable, update: Callable, memory: Any, batch_size: int, noises: int):
         self.noises = noises
-        super().__init__(update, state, memory, batch_size)
+        super().__init__(init, update, memory, batch_size)
         self._actor_packing = Packing(self.state.actor.params)
         self._program = jax.jit(self._updates_packed, static_argnums=4, donate_argnums=(0, 2))
         self._thread = ThreadPoolExecutor(1)

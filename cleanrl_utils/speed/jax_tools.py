@@ -1,12 +1,13 @@
 """What JAX scripts share: models, initial weights, permutations, patches of pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.training.train_state import TrainState
 
 Params = Mapping[str, Any]  # arrays by name, in Flax nested
 
@@ -61,6 +62,11 @@ def orthogonal(rng: np.random.Generator, std: float, *shape: int) -> np.ndarray:
     return (std * (q if shape[0] > shape[1] else q.T)).astype(np.float32)
 
 
+def train_state(apply: Callable | None, params: Params, optimizer: Any) -> TrainState:
+    """Flax's TrainState: a network's function, its parameters and their optimiser."""
+    return TrainState.create(apply_fn=apply, params=params, tx=optimizer)
+
+
 def permutations(key: jax.Array, count: int, size: int, cut: int) -> jax.Array:
     """`count` random permutations of range(size), in rows of `cut`: (count * size / cut, cut).
 
@@ -102,7 +108,9 @@ def with_arrays(tree: Any, arrays: list[np.ndarray]) -> Any:
         if is_key(leaf):
             new.append(jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)))
         else:
-            new.append(jax.device_put(np.asarray(array, leaf.dtype), leaf.sharding))
+            # committed to a device only if it was: else programs would be compiled once more
+            device = leaf.sharding if leaf.committed else None
+            new.append(jax.device_put(np.asarray(array, leaf.dtype), device))
     return jax.tree.unflatten(structure, new)
 
 

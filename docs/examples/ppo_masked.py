@@ -94,6 +94,7 @@ class ShowMask(gym.Wrapper):
         return np.concatenate([obs, info["action_mask"]], dtype=np.float32)
 
 
+# differs from ppo.py: with the environment's masks
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -111,7 +112,6 @@ def make_env(
     return thunk
 
 
-# same as ppo.py
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
@@ -119,14 +119,12 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     return SyncVectorEnv(thunks)
 
 
-# same as ppo.py
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# same as ppo.py
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     first = layer_init(nn.Linear(inputs, 64))
     second = layer_init(nn.Linear(64, 64))
@@ -134,6 +132,7 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
+# differs from ppo.py: invalid actions have no probability
 class Agent(nn.Module):
     """Actor and critic, two networks that share nothing."""
 
@@ -165,7 +164,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.get_value(obs)
 
 
-# same as ppo.py
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -178,13 +176,11 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# same as ppo.py
 def masked_mean(x: Tensor, real: Tensor) -> Tensor:
     """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / real.sum().clamp(min=1)
 
 
-# same as ppo.py
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
