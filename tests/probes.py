@@ -1,7 +1,7 @@
 """Probe environments with known values, which a correct algorithm learns in seconds.
 
 Ids: ProbeConstant-v0 and so on; with a suffix for continuous actions (ProbeConstantContinuous-v0)
-or 84x84 pictures (ProbeConstantPixels-v0). Scripts take them as `--env-id probes:ProbeConstant-v0`.
+or 84x84 images (ProbeConstantPixels-v0). Scripts take them as `--env-id probes:ProbeConstant-v0`.
 """
 
 from typing import Any
@@ -12,9 +12,12 @@ import numpy as np
 GAMMA = 0.9  # the probes' discount; tests pass --gamma 0.9
 
 
-def picture(cue: float) -> np.ndarray:
-    """-1 is brighter on the left, 1 on the right. A network that starts without biases could not
-    tell a dark picture from a bright one: its outputs are the same but for a factor."""
+def image(cue: float) -> np.ndarray:
+    """Bright on the left for -1, on the right for 1.
+
+    A ReLU network that starts without biases hardly tells a dark image from a bright one: its
+    outputs differ by a factor only.
+    """
     both = np.empty((84, 84, 3), np.uint8)
     both[:, :42] = 127.5 - 127.5 * cue
     both[:, 42:] = 127.5 + 127.5 * cue
@@ -57,7 +60,7 @@ class Probe(gym.Env):
 
     def observe(self) -> np.ndarray:
         if self.pixels:
-            return picture(self.cue())
+            return image(self.cue())
         return np.array([self.cue()], np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
@@ -135,8 +138,10 @@ class Truncation(Probe):
 
 
 class Memory(Probe):
-    """The cue shows only at the first of five steps (four frames are no memory of it); the last
-    action must repeat it. Pictures are black, white or gray all over."""
+    """The last of five actions must repeat the cue of the first step.
+
+    A stack of four frames no longer contains it. Images are black, white or gray all over.
+    """
 
     length = 5
 
@@ -217,7 +222,7 @@ for probe in PROBES:
 
 
 def see_each_picture_once(monkeypatch: Any) -> None:
-    """Most pictures of a batch are the same: networks compute each of them only once."""
+    """Most images of a batch are the same: networks compute each of them only once."""
     from torch import Tensor, nn
 
     forward = nn.Sequential.forward

@@ -36,7 +36,8 @@ def test_observations_of_all_environments_are_counted_once(train, monkeypatch) -
     done = train("ppo_continuous_action", f"--env-id {env_id} --total-timesteps 240 {TINY} "
                  "--num-steps 30 --save-model --eval-episodes 1")  # fmt: skip
     obs = np.concatenate(seen[:240])  # what came after belongs to a rollout that never was
-    agent, *_ = load_model(done.folder / "ppo_continuous_action.cleanrl_model")
+    model = done.folder / "ppo_continuous_action.cleanrl_model"
+    agent, *_ = load_model(model, env_id=env_id)
     np.testing.assert_allclose(agent.obs_stats.mean, obs.mean(), rtol=1e-5)
     np.testing.assert_allclose(agent.obs_stats.std, obs.std(), rtol=1e-4)
     far = torch.tensor([[1e6], [-1e6], [obs.mean()]], dtype=torch.float32)

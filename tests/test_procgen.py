@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from probes import GAMMA, picture
+from probes import GAMMA, image
 
 from cleanrl import ppg_procgen, ppo_procgen
 from cleanrl_utils.environments import envpool as envs_module
@@ -77,8 +77,8 @@ def test_games_go_by_procgens_names_and_by_envpools() -> None:
 
 @procgen
 def test_seeds_reach_the_games_and_environments_differ() -> None:
-    args = ppo_procgen.Args(num_envs=3)
-    first, again, other = (ppo_procgen.make_envs(args, seed).reset()[0] for seed in (7, 7, 8))
+    all_args = [ppo_procgen.Args(num_envs=3, seed=seed) for seed in (7, 7, 8)]
+    first, again, other = (ppo_procgen.make_envs(args).obs for args in all_args)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert not np.array_equal(first[0], first[1])
@@ -248,7 +248,7 @@ def test_a_phase_with_few_rollouts_uses_those_it_has(train) -> None:
     flags = "--env-id ProbeBoth-v0 --num-envs 1 --num-steps 8 --num-minibatches 1 --n-iteration 2"
     flags += " --total-timesteps 16 --e-auxiliary 1 --num-aux-rollouts 4 --checkpoints 0"
     done = train("ppg_procgen", flags)
-    assert done.variables["minibatch"][0].shape[:2] == (2, 8)
+    assert done.variables["args"].aux_minibatch_size == 2
     assert sum(tag == "losses/aux/kl_loss" for _, tag, _ in done.rows()) == 1
 
 
@@ -356,7 +356,7 @@ PROBE_FLAGS = {
 def test_it_finds_the_known_values(script: str, probe: str, train, pool_of_probes) -> None:
     variables = train(script, f"--env-id Probe{probe}-v0 {PROBE_FLAGS[script]}").variables
     cues = [-1, 1] if probe == "Both" else [1]
-    obs = torch.as_tensor(np.stack([shrink(picture(cue)) for cue in cues]))
+    obs = torch.as_tensor(np.stack([shrink(image(cue)) for cue in cues]))
     wanted = torch.tensor([1.0, 1.0] if probe == "Both" else [1 / (1 - GAMMA)])
     agent, scale = variables["agent"], variables["return_stats"].std
     with torch.no_grad():

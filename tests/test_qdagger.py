@@ -14,7 +14,7 @@ from conftest import Finished, Killed
 from episodes import FRAMES, Episodes, everything, pictures
 from gymnasium.spaces import Box, Discrete
 from hub import Hub, command
-from probes import picture, see_each_picture_once
+from probes import image, see_each_picture_once
 from table import untrained_teacher
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -464,8 +464,8 @@ def taught(env_id: str) -> None:
     network = dqn_atari.QNetwork(envs)
     envs.close()
     cues = torch.tensor(list(itertools.product([0, 1], repeat=4)))
-    pictures = torch.as_tensor(np.stack([picture(-1), picture(1)])[..., 0])
-    stacks = pictures[cues]
+    images = torch.as_tensor(np.stack([image(-1), image(1)])[..., 0])
+    stacks = images[cues]
     answers = nn.functional.one_hot(cues[:, -1], 2).float()
     adam = torch.optim.Adam(network.parameters(), 2e-3)
     for _ in range(25):
