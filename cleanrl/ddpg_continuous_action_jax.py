@@ -238,8 +238,8 @@ if __name__ == "__main__":
         policy_due = [step % args.policy_frequency == 0 for step in steps]
         training.start(policy_due)
 
-        # Meanwhile act with the last policy, at first at random. The step after
-        # an episode's end only resets (~ended is False) and is not stored.
+        # Meanwhile act with the last policy, at first at random. The step after an episode's end
+        # only resets its environment (~ended is False) and is not stored.
         for step in range(begin, end, args.num_envs):
             global_step = step + args.num_envs
             at_random = step < args.learning_starts
