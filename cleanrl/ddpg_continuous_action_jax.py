@@ -62,7 +62,7 @@ class Args(RunArgs):
         super().__post_init__()
         self.iteration_steps = steps_per_iteration(self, "policy-frequency")
         self.num_iterations = self.total_timesteps // self.iteration_steps
-        self.log_every = max(100 // self.iteration_steps, 1)  # iterations
+        self.log_every = max(100 // self.iteration_steps, 1)  # iterations in about 100 steps
 
 
 def make_env(
@@ -89,8 +89,8 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 
 def mlp(x: Array, *widths: int) -> Array:
-    """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
-    torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
+    """Dense layers of these widths with ReLU between them, for use in a Flax module. Weights are
+    initialised as in torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
     for i, width in enumerate(widths):
         bound = x.shape[-1] ** -0.5
         uniform = partial(random.uniform, minval=-bound, maxval=bound)
@@ -127,7 +127,8 @@ class Critic(nn.Module):
 
 
 class Agent(NumpyModel):
-    """What model files hold and evaluations play: an actor, computed by NumPy."""
+    """The actor as it acts, in training and evaluation, and as it is saved. `compute` evaluates one
+    of the actor's methods in NumPy, which is faster than JAX for a few observations."""
 
     exploration_noise = 0.0
 
@@ -145,7 +146,7 @@ class Agent(NumpyModel):
 
 
 class State(NamedTuple):
-    """Everything that learning changes."""
+    """All that updates change. A TrainState holds parameters and their optimiser's state."""
 
     actor: TrainState
     critic: TrainState
@@ -172,10 +173,10 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
 
 def q_loss(critic: Params, state: State, args: Args, batch: Batch) -> tuple:
     """The critic's loss, and metrics."""
-    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
     q_values = state.critic.apply_fn
     next_actions = state.actor.apply_fn(state.target_actor, batch.next_obs)
     next_q = q_values(state.target_critic, batch.next_obs, next_actions)
+    # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
     q = q_values(critic, batch.obs, batch.actions)
     loss = jnp.square(q - targets).mean()
@@ -189,8 +190,11 @@ def actor_loss(actor: Params, state: State, batch: Batch) -> tuple:
 
 
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:
-    """The update of one environment step, and the metrics of each gradient step."""
-    batch, actor_batch = batches
+    """The update for one environment step: the new state, and a dict of metrics per gradient step.
+
+    DDPG needs no `noise`. `due` says whether to update the policy and the target networks, and is
+    known when this is compiled."""
+    batch, actor_batch = batches  # independent
     (policy_due,) = due
     gradient = jax.grad(q_loss, has_aux=True)
     grads, metrics = gradient(state.critic.params, state, args, batch)
@@ -215,9 +219,9 @@ if __name__ == "__main__":
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
     agent = Agent.from_args(envs, args)
-    memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
+    memory = ReplayMemory(args.buffer_size, envs, collect_steps=args.learn_every)
     functions = partial(init, args, envs), partial(update, args)
-    training = BackgroundTraining(*functions, memory, args.batch_size, 0)
+    training = BackgroundTraining(*functions, memory, args.batch_size, noises=0)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
@@ -226,14 +230,16 @@ if __name__ == "__main__":
     agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        # Start learning in the background, from the steps before this iteration. Each environment's
-        # step is counted, so that --num-envs changes neither the number of updates nor their order.
+        # Start the updates in the background: one per step of this iteration, from transitions of
+        # earlier iterations; none before --learning-starts. Steps are those of single environments,
+        # so --num-envs changes neither the number of updates nor their order.
         begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
         policy_due = [step % args.policy_frequency == 0 for step in steps]
         training.start(policy_due)
 
-        # Meanwhile act: at random at first. A step that only resets its environment is not real.
+        # Meanwhile act with the last policy, at first at random. The step after an episode's end
+        # only resets its environment (~ended is False) and is not stored.
         for step in range(begin, end, args.num_envs):
             global_step = step + args.num_envs
             at_random = step < args.learning_starts
@@ -244,7 +250,7 @@ if __name__ == "__main__":
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
-        # Take what was learnt.
+        # Wait for the updates; the next iteration acts with the new policy.
         agent.params = training.wait()
         if (iteration + 1) % args.log_every == 0:
             run.log(training.metrics(), global_step)

@@ -71,8 +71,8 @@ class Args(RunArgs):
         frequencies = "policy-frequency", "target-network-frequency"
         self.iteration_steps = steps_per_iteration(self, *frequencies)
         self.num_iterations = self.total_timesteps // self.iteration_steps
-        self.log_every = max(100 // self.iteration_steps, 1)  # iterations
-        require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
+        self.log_every = max(100 // self.iteration_steps, 1)  # iterations in about 100 steps
+        require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # stored as its log
 
 
 def make_env(
@@ -99,8 +99,8 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 
 def mlp(x: Array, *widths: int) -> Array:
-    """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
-    torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
+    """Dense layers of these widths with ReLU between them, for use in a Flax module. Weights are
+    initialised as in torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
     for i, width in enumerate(widths):
         bound = x.shape[-1] ** -0.5
         uniform = partial(random.uniform, minval=-bound, maxval=bound)
@@ -118,24 +118,24 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs: Array) -> tuple[Array, Array]:
-        """Mean and log of the standard deviation, before tanh; the latter within [-5, 2]."""
+        """Mean and log standard deviation of the Gaussian; the latter is within [-5, 2]."""
         mean, log_std = jnp.split(mlp(obs, 256, 256, 2 * len(self.low)), 2, -1)
         return mean, jnp.tanh(log_std) * 3.5 - 1.5
 
     def sample(self, obs: Array, noise: Array) -> tuple[Array, Array]:
-        """Actions, through which gradients flow, and their log-probabilities."""
+        """Actions and their log-probabilities, reparameterised: `noise` is standard normal."""
         mean, log_std = self(obs)
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2
         bias = np.add(self.high, self.low) / 2
-        # log p(a) = log N(x; mean, std) - log da/dx, where da/dx = scale * (1 - tanh(x)^2). Written
-        # with softplus, log(1 - tanh(x)^2) stays exact where tanh(x) rounds to 1.
+        # log p(a) = log N(x; mean, std) - log da/dx, where da/dx = scale * (1 - tanh(x)^2).
+        # log(1 - tanh(x)^2) = 2 * (log(2) + x - softplus(2x)), exact where tanh(x) rounds to 1.
         logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
         constants = np.log(scale) + 2 * math.log(2) + 0.5 * math.log(2 * math.pi)
         return jnp.tanh(x) * scale + bias, logprob.sum(-1) - constants.sum()
 
     def act(self, obs: Array, noise: Array) -> Array:
-        """Actions for the environment: rounding must not leave the bounds."""
+        """Actions for the environment, clipped because rounding may exceed the bounds."""
         actions, _ = self.sample(obs, noise)
         return actions.clip(np.array(self.low), np.array(self.high))
 
@@ -149,13 +149,15 @@ class Critic(nn.Module):
         return mlp(x, 256, 256, 1).squeeze(-1)
 
 
-# Two Q-functions; batched products make them as fast as one.
+# Two critics with their own parameters, stacked on axis 0: Q-values are (2, batch_size). Batched
+# matrix products make them as fast as one.
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
 # differs from td3_continuous_action_jax.py: samples with noise
 class Agent(NumpyModel):
-    """What model files hold and evaluations play: an actor, computed by NumPy."""
+    """The actor as it acts, in training and evaluation, and as it is saved. `compute` evaluates one
+    of the actor's methods in NumPy, which is faster than JAX for a few observations."""
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
@@ -170,12 +172,12 @@ class Agent(NumpyModel):
 
 # differs from td3_continuous_action_jax.py: an entropy coefficient, no target policy
 class State(NamedTuple):
-    """Everything that learning changes."""
+    """All that updates change. A TrainState holds parameters and their optimiser's state."""
 
     actor: TrainState
     critics: TrainState
     target_critics: Params
-    temperature: TrainState
+    temperature: TrainState  # alpha, the entropy coefficient, as log_alpha
     key: Array
 
 
@@ -186,7 +188,7 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     actor = Agent.from_args(envs, args).network
     critics = Critics().init(critics_key, obs, np.zeros(envs.action_space.shape))
     temperature = {"log_alpha": jnp.float32(0.0 if args.autotune else math.log(args.alpha))}
-    alpha_lr = args.q_lr if args.autotune else 0.0
+    alpha_lr = args.q_lr if args.autotune else 0.0  # 0 keeps --alpha
     return State(
         actor=train_state(actor.apply, actor.init(actor_key, obs), optax.adam(args.policy_lr)),
         critics=train_state(Critics().apply, critics, optax.adam(args.q_lr)),
@@ -198,15 +200,15 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
 
 # differs from td3_continuous_action_jax.py: targets with the policy's entropy
 def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
-    """Summed loss of both critics, and metrics."""
-    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    """Sum of both critics' losses, and metrics."""
     sample = partial(state.actor.apply_fn, state.actor.params, method="sample")
     next_actions, next_logprob = sample(batch.next_obs, noise)
     q_values = state.critics.apply_fn
     next_q = q_values(state.target_critics, batch.next_obs, next_actions).min(0)
     next_value = next_q - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
+    # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
-    q = q_values(critics, batch.obs, batch.actions)
+    q = q_values(critics, batch.obs, batch.actions)  # (2, batch_size)
     values, losses = q.mean(1), jnp.square(q - targets).mean(1)
     metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
     metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
@@ -214,13 +216,14 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
 
 
 def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
-    """Loss of the actor and the temperature, each with the other one fixed, and metrics."""
+    """Sum of the losses of actor and temperature, and metrics. One gradient serves both, since
+    neither loss has a gradient with respect to the other's parameters."""
     actor, temperature = params
     alpha = jnp.exp(temperature["log_alpha"])
     new_actions, logprob = state.actor.apply_fn(actor, batch.obs, noise, method="sample")
     q = state.critics.apply_fn(state.critics.params, batch.obs, new_actions).min(0)
     actor_loss = (jax.lax.stop_gradient(alpha) * logprob - q).mean()
-    target_entropy = -batch.actions.shape[1]  # -1 per dimension
+    target_entropy = -batch.actions.shape[1]  # -1 per action dimension
     alpha_loss = -alpha * (jax.lax.stop_gradient(logprob).mean() + target_entropy)
     metrics = {"losses/actor_loss": actor_loss, "losses/alpha": alpha}
     return actor_loss + alpha_loss, metrics | {"losses/alpha_loss": alpha_loss}
@@ -228,8 +231,11 @@ def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tupl
 
 # differs from td3_continuous_action_jax.py: several policy steps, and the entropy coefficient
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1, 1)) -> tuple:
-    """The update of one environment step, and the metrics of each gradient step."""
-    batch, policy_batch = batches
+    """The update for one environment step: the new state, and a dict of metrics per gradient step.
+
+    `noise` is standard normal, (1 + policy_frequency, batch_size, action dimensions). `due` says
+    whether to update the policy and the target critics, and is known when this is compiled."""
+    batch, policy_batch = batches  # independent; all policy steps below use the second
     policy_due, target_due = due
     gradient = jax.grad(q_loss, has_aux=True)
     grads, metrics = gradient(state.critics.params, state, args, batch, noise[0])
@@ -237,7 +243,7 @@ def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (
     logged = [metrics]
     if policy_due:
         gradient = jax.grad(policy_loss, has_aux=True)
-        for policy_noise in noise[1:]:  # as many as the environment steps since the last time
+        for policy_noise in noise[1:]:  # policy_frequency times: once per step since the last time
             params = state.actor.params, state.temperature.params
             grads, metrics = gradient(params, state, policy_batch, policy_noise)
             actor = state.actor.apply_gradients(grads=grads[0])
@@ -257,10 +263,10 @@ if __name__ == "__main__":
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
     agent = Agent.from_args(envs, args)
-    memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
-    noises = 1 + args.policy_frequency  # per update: for the critics and for each policy step
+    memory = ReplayMemory(args.buffer_size, envs, collect_steps=args.learn_every)
+    noises = 1 + args.policy_frequency  # per update: one for the critics, one per policy step
     functions = partial(init, args, envs), partial(update, args)
-    training = BackgroundTraining(*functions, memory, args.batch_size, noises)
+    training = BackgroundTraining(*functions, memory, args.batch_size, noises=noises)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
@@ -269,16 +275,18 @@ if __name__ == "__main__":
     agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        # differs from td3_continuous_action_jax.py: targets move on their own schedule
-        # Start learning in the background, from the steps before this iteration. Each environment's
-        # step is counted, so that --num-envs changes neither the number of updates nor their order.
+        # differs from td3_continuous_action_jax.py: target networks have their own schedule
+        # Start the updates in the background: one per step of this iteration, from transitions of
+        # earlier iterations; none before --learning-starts. Steps are those of single environments,
+        # so --num-envs changes neither the number of updates nor their order.
         begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
         policy_due = [step % args.policy_frequency == 0 for step in steps]
         target_due = [step % args.target_network_frequency == 0 for step in steps]
         training.start(policy_due, target_due)
 
-        # Meanwhile act: at random at first. A step that only resets its environment is not real.
+        # Meanwhile act with the last policy, at first at random. The step after an episode's end
+        # only resets its environment (~ended is False) and is not stored.
         for step in range(begin, end, args.num_envs):
             global_step = step + args.num_envs
             at_random = step < args.learning_starts
@@ -289,7 +297,7 @@ if __name__ == "__main__":
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
-        # Take what was learnt.
+        # Wait for the updates; the next iteration acts with the new policy.
         agent.params = training.wait()
         if (iteration + 1) % args.log_every == 0:
             run.log(training.metrics(), global_step)

@@ -66,7 +66,7 @@ class Args(RunArgs):
         super().__post_init__()
         self.iteration_steps = steps_per_iteration(self, "policy-frequency")
         self.num_iterations = self.total_timesteps // self.iteration_steps
-        self.log_every = max(100 // self.iteration_steps, 1)  # iterations
+        self.log_every = max(100 // self.iteration_steps, 1)  # iterations in about 100 steps
 
 
 def make_env(
@@ -93,8 +93,8 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 
 def mlp(x: Array, *widths: int) -> Array:
-    """In a Flax module: layers of these widths with ReLU between them. Initial weights are those of
-    torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
+    """Dense layers of these widths with ReLU between them, for use in a Flax module. Weights are
+    initialised as in torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
     for i, width in enumerate(widths):
         bound = x.shape[-1] ** -0.5
         uniform = partial(random.uniform, minval=-bound, maxval=bound)
@@ -130,12 +130,14 @@ class Critic(nn.Module):
         return mlp(x, 256, 256, 1).squeeze(-1)
 
 
-# Two Q-functions; batched products make them as fast as one.
+# Two critics with their own parameters, stacked on axis 0: Q-values are (2, batch_size). Batched
+# matrix products make them as fast as one.
 Critics = nn.vmap(Critic, {"params": 0}, {"params": True}, in_axes=None, axis_size=2)
 
 
 class Agent(NumpyModel):
-    """What model files hold and evaluations play: an actor, computed by NumPy."""
+    """The actor as it acts, in training and evaluation, and as it is saved. `compute` evaluates one
+    of the actor's methods in NumPy, which is faster than JAX for a few observations."""
 
     exploration_noise = 0.0
 
@@ -154,7 +156,7 @@ class Agent(NumpyModel):
 
 # differs from ddpg_continuous_action_jax.py: two critics
 class State(NamedTuple):
-    """Everything that learning changes."""
+    """All that updates change. A TrainState holds parameters and their optimiser's state."""
 
     actor: TrainState
     critics: TrainState
@@ -182,16 +184,16 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
 
 # differs from ddpg_continuous_action_jax.py: two critics, noise on the target policy's actions
 def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
-    """Summed loss of both critics, and metrics."""
-    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    """Sum of both critics' losses, and metrics."""
     # Clipped noise on the target actions: a peak that few actions reach counts less.
     noise = (args.policy_noise * noise).clip(-args.noise_clip, args.noise_clip)
     target_actor = partial(state.actor.apply_fn, state.target_actor, method="act")
     next_actions = target_actor(batch.next_obs, noise)
     q_values = state.critics.apply_fn
     next_q = q_values(state.target_critics, batch.next_obs, next_actions).min(0)
+    # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
-    q = q_values(critics, batch.obs, batch.actions)
+    q = q_values(critics, batch.obs, batch.actions)  # (2, batch_size)
     values, losses = q.mean(1), jnp.square(q - targets).mean(1)
     metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
     metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
@@ -207,8 +209,11 @@ def actor_loss(actor: Params, state: State, batch: Batch) -> tuple:
 
 # differs from ddpg_continuous_action_jax.py: two critics, noise on the target policy
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:
-    """The update of one environment step, and the metrics of each gradient step."""
-    batch, actor_batch = batches
+    """The update for one environment step: the new state, and a dict of metrics per gradient step.
+
+    `noise` is standard normal, (1, batch_size, action dimensions). `due` says whether to update the
+    policy and the target networks, and is known when this is compiled."""
+    batch, actor_batch = batches  # independent
     (policy_due,) = due
     gradient = jax.grad(q_loss, has_aux=True)
     grads, metrics = gradient(state.critics.params, state, args, batch, noise[0])
@@ -233,9 +238,9 @@ if __name__ == "__main__":
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn_jax.py", bounded=True)
 
     agent = Agent.from_args(envs, args)
-    memory = ReplayMemory(args.buffer_size, envs, args.learn_every)
+    memory = ReplayMemory(args.buffer_size, envs, collect_steps=args.learn_every)
     functions = partial(init, args, envs), partial(update, args)
-    training = BackgroundTraining(*functions, memory, args.batch_size, 1)
+    training = BackgroundTraining(*functions, memory, args.batch_size, noises=1)
     low, high = envs.action_space.low, envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
@@ -244,14 +249,16 @@ if __name__ == "__main__":
     agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        # Start learning in the background, from the steps before this iteration. Each environment's
-        # step is counted, so that --num-envs changes neither the number of updates nor their order.
+        # Start the updates in the background: one per step of this iteration, from transitions of
+        # earlier iterations; none before --learning-starts. Steps are those of single environments,
+        # so --num-envs changes neither the number of updates nor their order.
         begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
         policy_due = [step % args.policy_frequency == 0 for step in steps]
         training.start(policy_due)
 
-        # Meanwhile act: at random at first. A step that only resets its environment is not real.
+        # Meanwhile act with the last policy, at first at random. The step after an episode's end
+        # only resets its environment (~ended is False) and is not stored.
         for step in range(begin, end, args.num_envs):
             global_step = step + args.num_envs
             at_random = step < args.learning_starts
@@ -262,7 +269,7 @@ if __name__ == "__main__":
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
-        # Take what was learnt.
+        # Wait for the updates; the next iteration acts with the new policy.
         agent.params = training.wait()
         if (iteration + 1) % args.log_every == 0:
             run.log(training.metrics(), global_step)

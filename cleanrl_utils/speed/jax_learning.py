@@ -1,9 +1,10 @@
 """Learning from replay memory in JAX: a script defines an update, this compiles and runs it.
 
-An update is a pure function from the state of learning (a NamedTuple of arrays with a `key`) and
-what was drawn for it to the next state and a dict of metrics, whose means are logged. `Training`
-makes one when the loop says so, `BackgroundTraining` makes several while the loop acts. Both keep
-the state on the device, reuse its memory for the next state (donation), and are in checkpoints.
+An update is a pure function. It takes the state of learning (a NamedTuple of arrays with a `key`)
+and a random batch, and returns the next state and a list of metrics: one dict per gradient step,
+whose means are logged. `Training` makes one update per call, `BackgroundTraining` several while the
+loop acts. Both keep the state on the device, reuse its memory for the next state (donation), and
+are part of checkpoints.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,8 @@ from cleanrl_utils.speed.jax_tools import Params, arrays_of, is_key, with_arrays
 
 
 class Training:
-    """The state of learning: init() is the first, update(state, batch, *rest) gives the next."""
+    """The state of learning: init() returns the first, update(state, batch, *rest) the next and its
+    metrics. `rest` is whatever else the script passes to each update."""
 
     def __init__(self, init: Callable, update: Callable, memory: Any, batch_size: int, *rest: Any):
         self._update_state = update
@@ -35,7 +37,7 @@ class Training:
         self._packed = self._packing.pack(state)
         self._names = self._metric_names(state, *rest)
         self._no_metrics = jnp.zeros((2, len(self._names)))
-        self._sums = self._no_metrics  # of the metrics, and the number of summands
+        self._sums = self._no_metrics  # row 0: sums of the metrics; row 1: their counts
         self._update = jax.jit(self._update_packed, donate_argnums=0)
         self._changes: dict[Callable, Callable] = {}
 
@@ -61,7 +63,7 @@ class Training:
         self._packed = self._changes[function](self._packed)
 
     def policy(self, function: Callable) -> Callable[[np.ndarray], np.ndarray]:
-        """function(state, obs) as a fast function of NumPy's obs, with the state of the moment."""
+        """function(state, obs) as a fast function of a NumPy obs; it uses the current state."""
         if not self._packing.enabled:
             on_cpu = in_numpy(function)
             return lambda obs: on_cpu(self._packed, obs)
@@ -85,7 +87,8 @@ class Training:
         return (self.memory.sample(replay, key, self.batch_size),)
 
     def _metric_names(self, state: Any, *rest: Any) -> list[str]:
-        """Names of the metrics of an update that does everything."""
+        """Names of all metrics: those of an update whose optional parts are all due, as is the
+        default of its argument `due`."""
         names: list[str] = []
 
         def trace(state: Any, replay: Any) -> None:
@@ -104,7 +107,7 @@ class Training:
         return self._packing.pack(state), self._add(sums, logged)
 
     def _add(self, sums: Array, logged: list[dict[str, Array]]) -> Array:
-        """The sums with the metrics of one update, one dict per gradient step."""
+        """Add the metrics of one update, a dict per gradient step, to the sums and counts."""
         found = [[metrics[name] for metrics in logged if name in metrics] for name in self._names]
         values = jnp.stack([sum(values, jnp.zeros(())) for values in found])
         counts = jnp.array([float(len(values)) for values in found])
@@ -114,10 +117,11 @@ class Training:
 class BackgroundTraining(Training):
     """Several updates in one program, in the background, while the loop acts.
 
-    Each update is update(state, batches, noise, due): with two batches, `noises` arrays of
-    standard normal noise of the shape of a batch of actions, and which optional parts are due.
-    XLA launches the kernels of a GPU one by one: a thread waits for that. A GPU draws the random
-    numbers of all updates in the time of one update's: they are drawn at once.
+    Each update is update(state, batches, noise, due). `batches` are two independent ones, for the
+    critics and the policy. `noise` is standard normal, (noises, batch_size, *action_shape). `due`
+    says for each optional part of the update, such as that of the policy, whether it is due.
+    XLA launches GPU kernels one by one, so a thread does it. A GPU draws the random numbers of all
+    updates as fast as those of one, so they are drawn together.
     """
 
     def __init__(self, init: Callable, update: Callable, memory: Any, batch_size: int, noises: int):
@@ -129,8 +133,9 @@ class BackgroundTraining(Training):
         self._learning: Future
 
     def start(self, *due: Sequence[bool]) -> None:
-        """Begin to insert the collected steps into the memory and to make updates. Each of `due`
-        says of one optional part whether it is due, for every update."""
+        """Insert the collected steps into the memory, then make updates, without waiting for them.
+        Each argument is for one optional part and says for every update whether it is due; their
+        common length is the number of updates."""
         schedule = tuple(zip(*due, strict=True))
         inputs = self._packed, self._sums, self.memory.replay, self.memory.take_collected()
         self._learning = self._thread.submit(self._learn, *inputs, schedule)
@@ -161,7 +166,7 @@ class BackgroundTraining(Training):
         return self._packing.pack(state), sums, replay, actor
 
     def _draw_many(self, replay: Any, key: Array, updates: int) -> tuple[Array, Array]:
-        """Indices of batches and noise."""
+        """Indices of two batches, (updates, 2, batch_size), and noise, for all updates."""
         shape = updates, self.noises, self.batch_size, *self.memory.action_shape
         if self.noises == 0:
             noise_key = key
@@ -179,8 +184,10 @@ class BackgroundTraining(Training):
 
 
 def steps_per_iteration(args: Any, *frequencies: str) -> int:
-    """Steps of all environments between two starts of a BackgroundTraining; refuses settings that
-    do not fit, and the named frequencies where each iteration would need a program of its own."""
+    """Steps of single environments per iteration, that is per start of a BackgroundTraining.
+
+    Refuses settings below it, and a frequency of which it is neither multiple nor divisor: the
+    schedule of updates would differ between iterations, and each schedule is compiled anew."""
     steps = args.learn_every * args.num_envs
     for flag in ("total-timesteps", "learning-starts", "buffer-size"):
         enough = getattr(args, flag.replace("-", "_")) >= steps
