@@ -267,7 +267,7 @@ SMALL = (
         ("--teacher-model a --teacher-policy-hf-repo b", "name one teacher"),
         ("--teacher-model nowhere", "--teacher-model nowhere: no such file"),
         ("--teacher-model pong.cleanrl_model", "it plays PongNoFrameskip-v4, not probes:"),
-        ("--teacher-model ppo.cleanrl_model", "a file of ppo.py, not of dqn_atari.py"),
+        ("--teacher-model ppo.cleanrl_model", "made by ppo.py, not by dqn_atari.py"),
         ("--teacher-model teacher.cleanrl_model --teacher-steps 0", "--teacher-steps"),
         ("--teacher-model teacher.cleanrl_model --temperature 0", "--temperature"),
     ],
