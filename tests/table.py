@@ -235,8 +235,8 @@ SCRIPTS = [
         " --trxl-memory-length 16",
         tags=[*PPO_TAGS, "charts/entropy_coefficient", "losses/reconstruction_loss"]
         + [f"episode/{x}_mean" for x in ("r", "l", "value", "advantage")],
-        probe="--total-timesteps 6400 --anneal-steps 6400 --init-lr 0.01 --final-lr 0.0005"
-        " --num-envs 8 --num-steps 12 --num-minibatches 2 --update-epochs 4 --no-clip-vloss"
+        probe="--total-timesteps 6400 --anneal-steps 6400 --init-lr 0.005 --final-lr 0.0005"
+        " --num-envs 8 --num-steps 12 --num-minibatches 4 --update-epochs 4 --no-clip-vloss"
         " --max-grad-norm 10 --trxl-dim 32 --trxl-num-layers 1 --trxl-memory-length 6"
         " --torch-threads 1",
         probes=["Both", "Truncation"],
