@@ -125,7 +125,7 @@ OFF_POLICY_QUICK = (
     "--total-timesteps 600 --learning-starts 200 --num-envs 2 --batch-size 16 --buffer-size 500"
 )
 OFF_POLICY_PROBE = (
-    "--total-timesteps 1200 --learning-starts 200 --batch-size 32 --buffer-size 2000 --tau 0.1"
+    "--total-timesteps 1200 --learning-starts 200 --batch-size 64 --buffer-size 2000 --tau 0.1"
 )
 
 
@@ -220,7 +220,8 @@ SCRIPTS = [
         env_id="BreakoutNoFrameskip-v4",
         quick=f"{SHORT_ATARI_QUICK} --num-envs 2",
         tags=PPO_TAGS,
-        probe=f"{ATARI_PROBE} --num-envs 4",
+        probe="--total-timesteps 1600 --num-steps 8 --num-minibatches 1 --learning-rate 0.0003"
+        " --ent-coef 0 --num-envs 4 --no-clip-vloss",
         probe_suffix="Pixels",
         probes=["Truncation"],
         values=lstm_values,
@@ -234,8 +235,8 @@ SCRIPTS = [
         " --trxl-memory-length 16",
         tags=[*PPO_TAGS, "charts/entropy_coefficient", "losses/reconstruction_loss"]
         + [f"episode/{x}_mean" for x in ("r", "l", "value", "advantage")],
-        probe="--total-timesteps 6400 --anneal-steps 6400 --init-lr 0.01 --final-lr 0.0005"
-        " --num-envs 8 --num-steps 12 --num-minibatches 2 --update-epochs 4 --no-clip-vloss"
+        probe="--total-timesteps 6400 --anneal-steps 6400 --init-lr 0.005 --final-lr 0.0005"
+        " --num-envs 8 --num-steps 12 --num-minibatches 4 --update-epochs 4 --no-clip-vloss"
         " --max-grad-norm 10 --trxl-dim 32 --trxl-num-layers 1 --trxl-memory-length 6"
         " --torch-threads 1",
         probes=["Both", "Truncation"],
@@ -348,7 +349,7 @@ SCRIPTS = [
         checkpoints=100,
         quick=OFF_POLICY_QUICK,
         tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
-        probe=f"{OFF_POLICY_PROBE} --q-lr 0.003 --policy-lr 0.003 --no-autotune --alpha 0.001",
+        probe=f"{OFF_POLICY_PROBE} --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001",
         probe_suffix="Continuous",
         probes=["Cue", "Discount", "Both", "Truncation"],
         values=critic_values,
@@ -377,7 +378,7 @@ SCRIPTS = [
         env_id="Pendulum-v1",
         quick=OFF_POLICY_QUICK,
         tags=TD3_TAGS,
-        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.001",
         probe_suffix="Continuous",
         probes=["Discount", "Both", "Truncation"],
         values=critic_values,
@@ -389,7 +390,7 @@ SCRIPTS = [
         env_id="Pendulum-v1",
         quick=OFF_POLICY_QUICK,
         tags=DDPG_TAGS,
-        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.001",
         probe_suffix="Continuous",
         probes=["Both", "Truncation"],
         values=critic_values,
@@ -445,7 +446,7 @@ SCRIPTS = [
         env_id="Pendulum-v1",
         quick=OFF_POLICY_QUICK,
         tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
-        probe=f"{OFF_POLICY_PROBE} --q-lr 0.003 --policy-lr 0.003 --no-autotune --alpha 0.001",
+        probe=f"{OFF_POLICY_PROBE} --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001",
         probe_suffix="Continuous",
         probes=["Both", "Truncation"],
         values=jax_critic_values,
@@ -458,7 +459,7 @@ SCRIPTS = [
         env_id="Pendulum-v1",
         quick=OFF_POLICY_QUICK,
         tags=TD3_TAGS,
-        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.001",
         probe_suffix="Continuous",
         probes=["Both", "Truncation"],
         values=jax_critic_values,
@@ -471,7 +472,7 @@ SCRIPTS = [
         env_id="Pendulum-v1",
         quick=OFF_POLICY_QUICK,
         tags=DDPG_TAGS,
-        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003",
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.001",
         probe_suffix="Continuous",
         probes=["Both", "Truncation"],
         values=jax_critic_values,
