@@ -250,7 +250,7 @@ def test_a_changed_copy_elsewhere_can_be_played_and_reproduced(tmp_path: Path) -
     (mine / "my_ppo.py").write_text("raise RuntimeError('changed since')\n")
     done = call("-m", "cleanrl_utils.enjoy", str(run), "--eval-episodes", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"code: {run}/my_ppo.py (is not one of cleanrl/)" in done.stdout
+    assert f"code: {run}/my_ppo.py (is not in cleanrl/)" in done.stdout
 
     # somebody else's folder: its code is named, not run
     theirs = tmp_path / "theirs"
