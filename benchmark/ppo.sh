@@ -87,6 +87,6 @@ python -m cleanrl_utils.benchmark \
 python -m cleanrl_utils.benchmark \
     --env-ids Asterix-MinAtar Breakout-MinAtar Freeway-MinAtar SpaceInvaders-MinAtar \
     --command "python cleanrl/ppo_jax.py --num-seeds 30 --total-timesteps 10000000 --num-envs 64 \
-        --num-minibatches 8 --learning-rate 1e-3 --no-clip-vloss" \
+        --num-minibatches 8 --learning-rate 1e-3" \
     --num-seeds 1 \
     --workers "${GPU_WORKERS:-1}"
