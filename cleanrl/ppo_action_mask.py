@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
+from cleanrl_utils.environments.board_games import SelfPlay, is_board_game
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.masks import MaskInObservation
 from cleanrl_utils.environments.spaces import count_choices
@@ -91,11 +92,17 @@ def make_env(
     return thunk
 
 
+# differs from ppo.py: board games by self-play
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
-    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
-    return SyncVectorEnv(thunks)
+    players = 2 if is_board_game(args.env_id) else 1
+    if players == 2:  # both are the agent; in evaluation, the opponent is random
+        require(args.num_envs % 2 == 0, "--num-envs must be even: a game has two players")
+        kwargs["opponent"] = "self"
+    games = range(args.num_envs // players)
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in games]
+    return SelfPlay(thunks) if players == 2 else SyncVectorEnv(thunks)
 
 
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:

@@ -110,7 +110,7 @@ def test_it_reads_picture_and_vector(actions: str, train) -> None:
     flags = f"--env-id {env_id} --total-timesteps 8192 --learning-rate 0.002 --gamma 0"
     done = train("ppo_multi_input", f"{flags} --num-steps 64 --save-model --eval-episodes 5")
     returns = [value for _, tag, value in done.rows() if tag == "eval/episodic_return"]
-    assert np.mean(returns) > 9  # of 10; one part alone is worth at most 6.7
+    assert np.mean(returns) > 9  # of 10; one part alone is worth at most 7.5, or 8.3 if binary
 
 
 @pytest.mark.parametrize(
