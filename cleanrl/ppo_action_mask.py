@@ -128,7 +128,7 @@ class Agent(nn.Module):
         self.choices = count_choices(envs.single_action_space)  # of each action
         self.num_obs = envs.single_observation_space.shape[0] - sum(self.choices)
         self.critic = mlp(self.num_obs, 1, std=1.0)
-        self.actor = mlp(self.num_obs, sum(self.choices), std=0.01)  # nearly uniform at first
+        self.actor = mlp(self.num_obs, sum(self.choices), std=0.01)  # small outputs at first
 
     def get_logits(self, obs: Tensor) -> Tensor:
         """Logits of all actions: softmax gives invalid ones probability 0, hence no gradient."""
@@ -228,11 +228,13 @@ if __name__ == "__main__":
 
     # differs from ppo.py: one or several actions
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, device=device)
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
