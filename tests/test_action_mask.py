@@ -13,8 +13,8 @@ from cleanrl_utils.environments.masks import MaskInObservation
 
 DOCUMENTED = (
     "--env-id cleanrl_utils.environments.examples:MostlyInvalid-v0 --gamma 0.4"
-    " --total-timesteps 5000 --num-steps 64 --learning-rate 0.01 --update-epochs 20"
-    " --num-minibatches 8 --ent-coef 0"
+    " --total-timesteps 5000 --num-steps 250 --learning-rate 3e-3 --no-anneal-lr"
+    " --update-epochs 10 --num-minibatches 20 --gae-lambda 0"
 )
 
 
