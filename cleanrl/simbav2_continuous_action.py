@@ -153,9 +153,8 @@ class Network(nn.Module):
         super().__init__()
         self.embedding_weight = unit_weights(networks, inputs + 1, width)
         self.embedding_scaler = factors(networks, width, (2 / width) ** 0.5)
-        self.blocks = nn.Sequential(
-            *(Block(networks, width, num_blocks) for _ in range(num_blocks))
-        )
+        blocks = [Block(networks, width, num_blocks) for _ in range(num_blocks)]
+        self.blocks = nn.Sequential(*blocks)
         self.head_weight1 = unit_weights(2, width, width)
         self.head_scaler = factors(2, width, 1.0)
         self.head_weight2 = unit_weights(2, width, outputs)
@@ -234,8 +233,7 @@ class Agent(nn.Module):
         self.actor = Actor(envs, args)
         self.critics = Critics(envs, args)
         self.target_critics = deepcopy(self.critics).requires_grad_(False)
-        log_alpha = torch.tensor(math.log(args.alpha))
-        self.log_alpha = nn.Parameter(log_alpha, requires_grad=args.autotune)
+        self.log_alpha = nn.Parameter(torch.tensor(args.alpha).log(), requires_grad=args.autotune)
         self.target_entropy = -envs.single_action_space.shape[0] / 2
 
 
@@ -311,7 +309,8 @@ if __name__ == "__main__":
 
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
     agent = Agent(envs, args).to(device)
-    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    rates = [args.learning_rate, args.final_lr]
+    lr = torch.tensor(rates[0], device=device)  # a tensor, as CUDA graphs need
     adam = dict(lr=lr, fused=True, capturable=device.type == "cuda")
     q_optimizer = optim.Adam(agent.critics.parameters(), **adam)
     policy_optimizer = optim.Adam(agent.actor.parameters(), **adam)
@@ -342,8 +341,7 @@ if __name__ == "__main__":
     ended = envs.ended
     for iteration in range(start, args.num_iterations):
         steps = iteration * args.num_envs  # so far
-        done = iteration / args.num_iterations
-        lr.fill_(args.learning_rate + done * (args.final_lr - args.learning_rate))
+        lr.fill_(np.interp(iteration / args.num_iterations, [0, 1], rates))
 
         # A GPU starts to compute actions; also where random ones are used, for the statistics.
         policy.start(obs)
@@ -365,11 +363,11 @@ if __name__ == "__main__":
             actions = rng.uniform(-1, 1, actions.shape).astype(np.float32)
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, real)
-        returns[:] = rewards + args.gamma * returns * real  # a reset step starts at 0
         obs = next_obs
         ended = terminated | truncated
 
         # Scale rewards by the SD of returns, or by more, so that no return exceeds --max-return.
+        returns[:] = rewards + args.gamma * returns * real  # a reset step starts a new return
         if real.any():
             return_stats.update(torch.as_tensor(returns[real]))
         largest.fill(max(largest, abs(returns).max()))
