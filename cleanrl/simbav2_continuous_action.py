@@ -57,7 +57,7 @@ class Args(TorchArgs):
     autotune: bool = True
     """tune the entropy coefficient towards a target entropy"""
     critic_width: Count = 512
-    """number of units in each hidden layer of a critic"""
+    """width of the hidden layers of the critics"""
     max_return: NonNegative = 5.0
     """rewards are scaled so that returns are at most this; the atoms cover both signs"""
 

@@ -59,7 +59,7 @@ class Args(TorchArgs):
     n_critics: Count = 5
     """number of critics"""
     critic_width: Count = 512
-    """number of units in each hidden layer of a critic"""
+    """width of the hidden layers of the critics"""
     n_quantiles: Count = 25
     """number of quantiles of the return distribution that a critic predicts"""
     top_quantiles_to_drop_per_net: Natural = 2
