@@ -394,7 +394,7 @@ SCRIPTS = [
         tags=[*DDPG_TAGS[:3], *QUANTILE_TAGS],
         # atoms up to 10 standard deviations: the value of Truncation is larger than all returns
         probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003 --final-lr 0.0003 --no-autotune"
-        " --alpha 0.001 --critic-width 64 --max-return 10",
+        " --alpha 0.001 --critic-width 32 --max-return 10",
         probe_suffix="Continuous",
         probes=["Discount", "Both", "Truncation"],
         values=unscaled_critic_values,
