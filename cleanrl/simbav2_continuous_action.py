@@ -218,7 +218,7 @@ class Critics(Network):
         super().__init__(2, inputs, args.critic_width, 2, 101)
         self.register_buffer("atoms", torch.linspace(-args.max_return, args.max_return, 101))
 
-    def forward(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Log-probabilities of the atoms, (2, batch, atoms), and Q-values, (2, batch)."""
         logprobs = super().forward(torch.cat([obs, actions], -1)).log_softmax(-1)
         return logprobs, (logprobs.exp() * self.atoms).sum(-1)
