@@ -144,6 +144,8 @@ CASES = {
     "c51_atari_jax": Case(PONG, 3_000, FRAMES),
     "sac_atari": Case(PONG, 1_200, FRAMES),
 }
+for name in ("tqc", "simbav2"):
+    CASES[f"{name}_continuous_action"] = Case(CHEETAH, 2_000, WALK)
 for name in ("sac", "td3", "ddpg"):
     CASES[f"{name}_continuous_action"] = Case(
         CHEETAH, 4_000, WALK, name.upper(), peer=OFF_POLICY, net_arch=[256, 256]

@@ -121,6 +121,7 @@ def trxl_of(variables: dict[str, Any], obs: np.ndarray, what: Callable) -> np.nd
 DDPG_TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
 DDPG_TAGS += ["losses/qf1_values", "losses/qf1_loss", "losses/actor_loss"]
 TD3_TAGS = [*DDPG_TAGS, "losses/qf2_values", "losses/qf2_loss", "losses/qf_loss"]
+QUANTILE_TAGS = [f"losses/{x}" for x in ("qf_values", "qf_loss", "actor_loss", "alpha")]
 OFF_POLICY_QUICK = (
     "--total-timesteps 600 --learning-starts 200 --num-envs 2 --batch-size 16 --buffer-size 500"
 )
@@ -137,6 +138,23 @@ def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
         critics = agent.critics if hasattr(agent, "critics") else agent.critic
         values = critics(obs, agent.actor.act(obs))
         return values.amin(0) if values.ndim == 2 else values
+
+    return torch_call(value, obs)
+
+
+def quantile_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """Means of all quantiles for the policy's actions."""
+    agent = variables["agent"]
+    return torch_call(lambda obs: agent.critics(obs, agent.actor.act(obs)).mean((0, 2)), obs)
+
+
+def unscaled_critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """critic_values of critics that learn from normalised observations and scaled rewards."""
+    agent = variables["agent"]
+
+    def value(obs: Any) -> Any:
+        q_values = agent.critics(agent.actor.normalise(obs), agent.actor.act(obs))[1]
+        return agent.actor.reward_scale * q_values.amin(0)
 
     return torch_call(value, obs)
 
@@ -376,6 +394,33 @@ SCRIPTS = [
         probes=["Cue", "Discount", "Both", "Truncation"],
         values=critic_values,
         acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
+        name="tqc_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 16 --n-critics 3 --n-quantiles 5",
+        tags=[*DDPG_TAGS[:3], *QUANTILE_TAGS],
+        probe=f"{OFF_POLICY_PROBE} --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001"
+        " --critic-width 64 --n-critics 2 --n-quantiles 5 --top-quantiles-to-drop-per-net 1",
+        probe_suffix="Continuous",
+        probes=["Discount", "Both", "Truncation"],
+        values=quantile_values,
+        acts=lambda g, obs: 2 * torch_call(g["agent"].actor.act, obs),  # the bounds are -2 and 2
+        discrete=False,
+    ),
+    Script(
+        name="simbav2_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 16",
+        tags=[*DDPG_TAGS[:3], *QUANTILE_TAGS],
+        # atoms up to 10 standard deviations: the value of Truncation is larger than all returns
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003 --final-lr 0.0003 --no-autotune"
+        " --alpha 0.001 --critic-width 32 --max-return 10",
+        probe_suffix="Continuous",
+        probes=["Discount", "Both", "Truncation"],
+        values=unscaled_critic_values,
+        acts=lambda g, obs: 2 * torch_call(g["agent"].actor.act, obs),
         discrete=False,
     ),
     Script(

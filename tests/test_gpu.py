@@ -34,6 +34,7 @@ GAMES = SimpleNamespace(
     single_action_space=gym.spaces.Discrete(4),
 )
 ACTOR_CRITIC = ["sac_continuous_action", "td3_continuous_action", "ddpg_continuous_action"]
+ACTOR_CRITIC += ["tqc_continuous_action", "simbav2_continuous_action"]
 
 
 def fill(memory: Any, envs: Any, steps: int) -> None:
@@ -83,7 +84,8 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
 
     space = envs.single_observation_space
     obs = np.zeros((1, *space.shape), space.dtype)
-    policy = PolicyOnDevice(partial(agent.actor.act, greedy=False), on, args)
+    explore = getattr(agent.actor, "explore", partial(agent.actor.act, greedy=False))
+    policy = PolicyOnDevice(explore, on, args)
     functions = {
         "act": lambda: policy(obs),
         "insert": memory.insert,
@@ -131,6 +133,7 @@ def microseconds(function: Callable, calls: int = 500) -> float:
 
 
 SPEEDS = {"sac_continuous_action": 1800, "td3_continuous_action": 2500, "ddpg_continuous_action": 0}
+SPEEDS |= {"tqc_continuous_action": 900, "simbav2_continuous_action": 0}
 
 
 @pytest.mark.parametrize("name, wanted", SPEEDS.items())
@@ -139,11 +142,10 @@ def test_it_is_as_fast_as_it_was(name: str, wanted: float, flags: str) -> None:
     """Steps per second at default settings; on one H200 the original made 160 (SAC), 210 (TD3)."""
     pytest.importorskip("mujoco")
     sys.path.insert(0, str(ROOT / "benchmark"))
-    from speed import Case, measure_script
+    from speed import measure_script
 
     _, functions = build(name, True, "cuda", compile=bool(flags))
     times = {key: f"{microseconds(function):.0f}" for key, function in functions.items()}
-    case = Case("HalfCheetah-v4", 30_000, 10_000, ["--learning-starts", "5000"])
-    found = measure_script(name, case, 1, flags.split())
+    found = measure_script(name, 1, flags)[0]
     print(f"\n{name} {flags}: {found:.0f} steps/s; microseconds {times}")
     assert found >= wanted

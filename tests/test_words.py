@@ -60,7 +60,7 @@ OTHER_MEANINGS = [
     (
         "num_envs",
         "number of parallel environments; other settings count steps of single environments",
-        "dqn* c51* sac_* td3_* ddpg_* qdagger_*",
+        "dqn* c51* sac_* td3_* ddpg_* qdagger_* tqc_* simbav2_*",
     ),
     (
         "backend",
@@ -75,12 +75,18 @@ OTHER_MEANINGS = [
     (
         "learning_starts",
         "number of steps with random actions before the first gradient step",
-        "sac_* td3_* ddpg_*",
+        "sac_* td3_* ddpg_* tqc_* simbav2_*",
     ),
     (
         "policy_frequency",
         "update the policy every this many steps, as many times (TD3's delay, compensated)",
         "sac_*",
+    ),
+    ("alpha", "initial entropy coefficient (temperature); --no-autotune keeps it", "simbav2_*"),
+    (
+        "final_lr",
+        "learning rate at the end of training, linearly from --learning-rate",
+        "simbav2_*",
     ),
     ("policy_lr", "learning rate of the policy and the entropy coefficient", "sac_atari"),
     ("q_lr", "learning rate of the critics", "sac_atari"),

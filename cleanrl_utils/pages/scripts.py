@@ -24,6 +24,8 @@ RELATIVES = {
     "c51_atari": "dqn_atari",
     "td3_continuous_action": "ddpg_continuous_action",
     "sac_continuous_action": "td3_continuous_action",
+    "tqc_continuous_action": "sac_continuous_action",
+    "simbav2_continuous_action": "sac_continuous_action",
     "sac_atari": "dqn_atari",
     "qdagger_dqn_atari_impalacnn": "dqn_atari",
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
