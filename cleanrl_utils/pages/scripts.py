@@ -53,6 +53,7 @@ FAMILIES = {  # environments, by a word in the imports or in the name of a scrip
     "envpool": "EnvPool",
     "isaacgym": "Isaac Gym",
     "brax": "Brax",
+    "playground": "MuJoCo Playground",
     "gymnax": "gymnax",
     "procgen": "Procgen",
     "pettingzoo": "PettingZoo",
