@@ -332,9 +332,9 @@ def iterate(env: Brax, args: Args, starts: Episode, carry: tuple, x: None) -> tu
     """Collect one step of all environments and learn from the replay memory."""
     (train, episodes, replay), step = collect(env, args, starts, carry, x)
     key, update_key = random.split(train["key"])
-    keys = random.split(update_key, args.num_updates // args.policy_frequency)
-    train, metrics = jax.lax.scan(partial(update, args, replay), train | {"key": key}, keys)
-    metrics = jax.tree.map(lambda x: x.mean(0), metrics)
+    train |= {"key": key}
+    for key in random.split(update_key, args.num_updates // args.policy_frequency):
+        train, metrics = update(args, replay, train, key)
     return (train, episodes, replay), (metrics, step.episodic_return, step.episodic_length)
 
 
