@@ -35,10 +35,11 @@ class Ring(NamedTuple):
 
     def store(self, obs: Array, actions: Array, step: Any) -> Self:
         """Store what `advance` returned for these observations and actions."""
-        row = (obs, actions, step.next_obs, step.reward, step.terminated, step.done)
+        row = {"obs": obs, "actions": actions, "next_obs": step.next_obs, "rewards": step.reward}
+        row |= {"terminated": step.terminated, "done": step.done}
         slot = self.stored % len(self.rewards)
-        arrays = [array.at[slot].set(x) for array, x in zip(self[:-1], row, strict=True)]
-        return type(self)(*arrays, self.stored + 1)
+        arrays = {name: getattr(self, name).at[slot].set(x) for name, x in row.items()}
+        return self._replace(stored=self.stored + 1, **arrays)
 
     def draw(self, key: Array, batch_size: int, length: int) -> tuple[Array, Array]:
         """Slots, (length, batch_size), and environments, (batch_size,), of windows of consecutive
