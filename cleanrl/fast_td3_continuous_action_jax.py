@@ -126,7 +126,7 @@ def init_params(env: Brax, args: Args, seed: int) -> tuple[Params, Params]:
     num_actions = env.action_space.shape[0]
 
     def mlp(inputs: int, width: int, outputs: int, *stack: int) -> dict[str, np.ndarray]:
-        params = {}
+        params: dict[str, np.ndarray] = {}
         sizes = [inputs, width, width // 2, width // 4, outputs]
         for i in range(4):
             bound = sizes[i] ** -0.5
