@@ -644,4 +644,14 @@ SCRIPTS = [
         needs=["brax"],
         discrete=False,
     ),
+    Script(
+        name="fast_td3_continuous_action_jax",
+        no_probe="Brax's environments; probes of its own are in tests/test_fast_td3.py",
+        env_id="inverted_pendulum",
+        quick="--total-timesteps 840 --num-envs 4 --segment-steps 40 --learning-starts 40"
+        " --batch-size 16 --buffer-size 400 --actor-width 16 --critic-width 16",
+        tags=TD3_TAGS,
+        needs=["brax"],
+        discrete=False,
+    ),
 ]

@@ -34,15 +34,16 @@ OTHER_MEANINGS = [
     ),
     (
         "env_id",
-        "name of the environment, one of Brax's: ant, halfcheetah, humanoid, ...",
-        "*_brax_jax",
+        "name of the environment: Brax's (ant, humanoid, ...) or MuJoCo Playground's"
+        " (playground/CheetahRun, ...)",
+        "*_brax_jax fast_td3*",
     ),
     ("env_id", "id of the environment, one of gymnax's with discrete actions", "ppo_jax pqn_jax"),
     ("total_timesteps", "number of steps, counted per player", "ppo_pettingzoo_ma_atari"),
     (
         "total_timesteps",
         "number of environment steps per agent",
-        "ppo_jax pqn_jax *_brax_jax",
+        "ppo_jax pqn_jax *_brax_jax fast_td3*",
     ),
     (
         "total_timesteps",
@@ -51,12 +52,22 @@ OTHER_MEANINGS = [
         "qdagger_*",
     ),
     ("learning_rate", "learning rate of RAdam", "pqn*"),
+    ("learning_rate", "learning rate of AdamW", "fast_td3*"),
+    (
+        "policy_frequency",
+        "update the policy every this many gradient steps of the critics",
+        "fast_td3*",
+    ),
     (
         "num_envs",
         "number of players; a game of two players counts twice",
         "ppo_pettingzoo_ma_atari",
     ),
-    ("num_envs", "number of parallel environments per agent", "ppo_jax pqn_jax *_brax_jax"),
+    (
+        "num_envs",
+        "number of parallel environments per agent",
+        "ppo_jax pqn_jax *_brax_jax fast_td3*",
+    ),
     (
         "num_envs",
         "number of parallel environments; other settings count steps of single environments",
@@ -65,7 +76,7 @@ OTHER_MEANINGS = [
     (
         "backend",
         "physics of Brax: spring (fastest), positional, generalized or mjx",
-        "*_brax_jax",
+        "*_brax_jax fast_td3*",
     ),
     (
         "buffer_size",

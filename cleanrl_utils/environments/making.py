@@ -21,7 +21,7 @@ from cleanrl_utils.errors import BadInput, missing_package, require, silenced
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 # without its dependencies: it asks for a Gymnasium of 2023
-MEMORY_GYM = "pip install --no-deps -r requirements/no-deps.txt"
+NO_DEPS = "pip install --no-deps -r requirements/no-deps.txt"
 
 
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
@@ -162,7 +162,7 @@ def register_memory_gym() -> None:
     try:
         import memory_gym
     except ImportError:
-        hint = f"{MEMORY_GYM} (or make install-memory_gym)"
+        hint = f"{NO_DEPS} (or make install-memory_gym)"
         raise BadInput(f"memory-gym is not installed: {hint}") from None
     for cls in vars(memory_gym).values():
         if isinstance(cls, type):

@@ -32,6 +32,7 @@ RELATIVES = {
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
     "pqn_jax": "ppo_jax",
+    "fast_td3_continuous_action_jax": "ppo_continuous_action_brax_jax",
 }
 # Scripts in JAX resemble one another more than their twins in torch.
 JAX_RELATIVES = {
@@ -54,6 +55,7 @@ FAMILIES = {  # environments, by a word in the imports or in the name of a scrip
     "envpool": "EnvPool",
     "isaacgym": "Isaac Gym",
     "brax": "Brax",
+    "playground": "MuJoCo Playground",
     "gymnax": "gymnax",
     "procgen": "Procgen",
     "pettingzoo": "PettingZoo",
