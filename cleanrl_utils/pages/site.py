@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cleanrl_utils.pages import films, notes, overview, reference, results
+from cleanrl_utils.pages import films, notes, overview, reference, results, suite, tuned
 from cleanrl_utils.pages.code import source_html
 from cleanrl_utils.pages.diffs import diff_html, diff_size
 from cleanrl_utils.pages.scripts import ROOT, Script, read_scripts
@@ -135,6 +135,19 @@ class Site:
         pages = {x.name: posixpath.basename(x.page) for x in self.scripts.values()}
         table = results.everything_table(every, pages, self.published)
         return table + "\n\n" + self.keep(results.charts_html(every, {}))
+
+    def make_suite(self, scripts: list[Script], what: str | None) -> str:
+        """The MinAtar suite: statistics across games, charts with intervals, a table by game."""
+        before, charts, after, origin = suite.suite_page(self.groups)
+        return "\n\n".join([before, self.keep(charts), after, origin])
+
+    def make_tuned(self, scripts: list[Script], what: str | None) -> str:
+        """Tuned settings: commands, scores, curves."""
+        shown = [tuned.entry_groups(entry, self.groups) for entry in tuned.entries()]
+        mine = [group for groups in shown for group in groups]
+        curves = self.keep(results.charts_html(mine, {}))
+        parts = [tuned.tuned_table(self.groups), curves, results.provenance(mine)]
+        return "\n\n".join(parts)
 
     def make_curves(self, scripts: list[Script], what: str | None) -> str:
         """The learning curves of the home page."""
