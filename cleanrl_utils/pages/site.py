@@ -11,6 +11,7 @@ from cleanrl_utils.pages import films, notes, overview, reference, results, suit
 from cleanrl_utils.pages.code import source_html
 from cleanrl_utils.pages.diffs import diff_html, diff_size
 from cleanrl_utils.pages.scripts import ROOT, Script, read_scripts
+from cleanrl_utils.running.zoo import read_zoo
 
 DOCS = ROOT / "docs"
 DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w./]+))? \}\}$", re.M)
@@ -159,6 +160,17 @@ class Site:
         alt = "; ".join(film.caption for film in agents)
         picture = f"![{alt}](assets/{films.STRIP.name}){{ .strip }}"
         return f"{picture}\n\n{agents_caption(agents, 'assets')}\n{{: .caption }}" if agents else ""
+
+    def make_zoo(self, scripts: list[Script], what: str | None) -> str:
+        """The models of the zoo, with their videos."""
+        kept = read_zoo()
+        rows = ["| name | return | episodes | steps | trained with |", "|-|-|-|-|-|"]
+        for x in kept:
+            cells = [f"`{x.name}`", f"{x.episodic_return:,.1f}", str(x.episodes), f"{x.steps:,}"]
+            rows.append(f"| {' | '.join([*cells, results.command_html(x.command)])} |")
+        names = {x.name for x in kept}
+        shown = [film for film in self.films if film.file.removesuffix(".gif") in names]
+        return "\n".join(rows) + "\n\n" + self.keep_films(shown)
 
     def make_source(self, scripts: list[Script], what: str | None) -> str:
         file = what or ""
