@@ -43,7 +43,7 @@ def facts_of(run: Path) -> Kept:
     record = folder.read_record(run)
     require(folder.is_finished(run), f"{run}: is not finished")
     require(bool(folder.find_models(run)), f"{run}: has no model; train with --save-model")
-    returns = folder.read_summary(run).get("eval_returns")
+    returns = folder.read_summary(run).get("eval_returns", [])
     require(bool(returns), f"{run}: has no final evaluation")
     script = record["script"]
     ours = source.PROJECT / "cleanrl" / f"{script}.py"
