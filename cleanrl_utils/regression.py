@@ -192,6 +192,8 @@ def check(base: Scores, loss: float, trials: int = TRIALS, seed: int = 0) -> tup
 def main(argv: list[str] | None = None) -> int:
     args = parse_command(RegressionArgs, argv)
     require(args.workers >= 1, f"--workers must be at least 1, got {args.workers}")
+    known = args.update or any(BASELINE.glob("*.json"))
+    require(known, f"benchmark/{BASELINE.name} has no runs: make a baseline with --update")
     if args.check:
         base = scores_of_baseline()
         missed, trials = check(base, loss=0.0)

@@ -8,7 +8,7 @@ from fake_runs import make_run
 
 from cleanrl_utils import regression
 from cleanrl_utils.analysis import committed
-from cleanrl_utils.errors import Stopped
+from cleanrl_utils.errors import BadInput, Stopped
 
 NAMES = [task.name for task in regression.TASKS]
 SPREAD = 0.06  # relative standard deviation over seeds, about that of the baseline
@@ -68,11 +68,20 @@ def test_new_runs_are_compared_with_the_committed_ones(
     assert ("regression: all tasks together" in said.err) == bool(status)
 
 
+def test_without_a_baseline_nothing_is_trained(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(regression, "BASELINE", tmp_path / "regression")
+    monkeypatch.setattr(regression, "train", lambda args: pytest.fail("it trained"))
+    with pytest.raises(BadInput):
+        regression.main([])
+    said = "error: benchmark/regression has no runs: make a baseline with --update\n"
+    assert capfd.readouterr().err == said
+
+
 def test_a_run_that_fails_stops_the_suite(tmp_path: Path, monkeypatch, capfd) -> None:
     broken = regression.Task("ppo", "CartPole-v1", 1, "--no-such-flag")
     monkeypatch.setattr(regression, "TASKS", [broken])
     with pytest.raises(Stopped) as stop:
-        regression.main(["--runs-dir", str(tmp_path / "runs"), "--workers", "1"])
+        regression.main(["--update", "--runs-dir", str(tmp_path / "runs"), "--workers", "1"])
     assert stop.value.code == 1
     assert "--no-such-flag is not a flag" in capfd.readouterr().err
 
