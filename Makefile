@@ -6,6 +6,7 @@ PYTEST_ARGS ?=
 PROBES ?=
 DEMO_ARGS ?=
 SPEED_ARGS ?=
+REGRESSION_ARGS ?=
 UV ?= uv
 
 PY := $(VENV)/bin/python
@@ -16,7 +17,7 @@ TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax playgr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-kills test-probes lint format docs docs-serve bench-speed lock clean
+.PHONY: help setup demo test test-quick test-kills test-probes lint format docs docs-serve bench-speed bench-regression lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%_-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +57,9 @@ docs: $(STAMPS)/docs ## build the documentation into site/
 
 docs-serve: $(STAMPS)/docs ## serve the documentation locally, with live reload
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
+
+bench-regression: $(STAMPS)/jax ## train small tasks and compare with committed runs; REGRESSION_ARGS="--check"
+	OMP_NUM_THREADS=1 $(PY) -m cleanrl_utils.regression $(REGRESSION_ARGS)
 
 bench-speed: $(STAMPS)/peers ## compare steps per second with other libraries; SPEED_ARGS="--help"
 	$(PY) benchmark/speed.py $(SPEED_ARGS)
