@@ -113,27 +113,24 @@ class BatchRenorm(nn.Module):
         running_std = jnp.sqrt(running_var.value + self.eps)
         if not train:
             return (x - running_mean.value) / running_std * scale + bias
-        mean = x.mean(0)
-        var = x.var(0)
+        mean, var = x.mean(0), x.var(0)
         std = jnp.sqrt(var + self.eps)
         warm = updates.value >= self.warm_up
         r_max = 1 + 2.0 * warm  # r within [1/3, 3] and d within [-5, 5], but at first r = 1
         d_max = 5.0 * warm  # and d = 0, which is batch normalisation
         r = (std / running_std).clip(1 / r_max, r_max)
         d = ((mean - running_mean.value) / running_std).clip(-d_max, d_max)
-        running_mean.value += 0.01 * jax.lax.stop_gradient(
-            mean - running_mean.value
-        )  # 1 - momentum
-        running_var.value += 0.01 * jax.lax.stop_gradient(var - running_var.value)
-        updates.value += 1
         r, d = jax.lax.stop_gradient((r, d))  # constants
+        running_mean.value += 0.01 * (mean - running_mean.value)  # 1 - momentum
+        running_var.value += 0.01 * (var - running_var.value)
+        updates.value += 1
         return ((x - mean) / std * r + d) * scale + bias
 
 
 # differs from sac_continuous_action_jax.py: normalises the input of every layer
 def mlp(x: Array, train: bool, *widths: int) -> Array:
-    """Dense layers of these widths with ReLU between them, for use in a Flax module. Weights are
-    initialised as in torch's nn.Linear: Flax's are larger and saturate the tanh that follows."""
+    """Dense layers of these widths, each after a normalisation, with ReLU between them, for use in
+    a Flax module. Weights are initialised as in torch's nn.Linear."""
     for i, width in enumerate(widths):
         bound = x.shape[-1] ** -0.5
         uniform = partial(random.uniform, minval=-bound, maxval=bound)
@@ -156,8 +153,7 @@ class Actor(nn.Module):
         return mean, jnp.tanh(log_std) * 3.5 - 1.5
 
     def sample(self, obs: Array, noise: Array, train: bool = False) -> tuple[Array, Array]:
-        """Actions, reparameterised with standard normal noise, and their log-probabilities before
-        they are scaled."""
+        """Actions, reparameterised by `noise`, and log-probabilities before they are scaled."""
         mean, log_std = self(obs, train)
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2
@@ -250,14 +246,12 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     # One batch of both halves, normalised as a whole, makes target networks unnecessary.
     obs = jnp.concatenate([batch.obs, batch.next_obs])
     actions = jnp.concatenate([batch.actions, next_actions])
-    q_values = partial(state.critics.apply_fn, mutable="batch_stats")
-    both, changed = q_values(critics, obs, actions, True)
+    both, changed = state.critics.apply_fn(critics, obs, actions, True, mutable="batch_stats")
     q, next_q = jnp.split(both, 2, 1)  # (2, batch_size) each
-    next_q = jax.lax.stop_gradient(next_q).min(0)
-    next_value = next_q - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
+    next_value = next_q.min(0) - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
     # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
-    values, losses = q.mean(1), jnp.square(q - targets).mean(1)
+    values, losses = q.mean(1), jnp.square(q - jax.lax.stop_gradient(targets)).mean(1)
     metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
     metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
     return losses.sum(), (changed, metrics | {"losses/qf_loss": losses.mean()})
@@ -265,8 +259,8 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
 
 # differs from sac_continuous_action_jax.py: the critics use their running statistics
 def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
-    """Sum of the losses of actor and temperature; changed running statistics, and metrics. One
-    gradient serves both, since neither loss has a gradient with respect to the other's parameters."""
+    """Sum of the losses of actor and temperature; changed running statistics, and metrics. Neither
+    loss has a gradient with respect to the other's parameters."""
     actor, temperature = params
     alpha = jnp.exp(temperature["log_alpha"])
     sample = partial(state.actor.apply_fn, method="sample", mutable="batch_stats")
