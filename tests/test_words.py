@@ -60,7 +60,7 @@ OTHER_MEANINGS = [
     (
         "num_envs",
         "number of parallel environments; other settings count steps of single environments",
-        "dqn* c51* sac_* td3_* ddpg_* qdagger_*",
+        "dqn* c51* sac_* td3_* ddpg_* crossq_* droq_* qdagger_*",
     ),
     (
         "backend",
@@ -75,13 +75,14 @@ OTHER_MEANINGS = [
     (
         "learning_starts",
         "number of steps with random actions before the first gradient step",
-        "sac_* td3_* ddpg_*",
+        "sac_* td3_* ddpg_* crossq_* droq_*",
     ),
     (
         "policy_frequency",
         "update the policy every this many steps, as many times (TD3's delay, compensated)",
-        "sac_*",
+        "sac_* droq_*",
     ),
+    ("policy_frequency", "update the policy every this many steps", "crossq_*"),
     ("policy_lr", "learning rate of the policy and the entropy coefficient", "sac_atari"),
     ("q_lr", "learning rate of the critics", "sac_atari"),
     (
