@@ -96,9 +96,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 
 class BatchRenorm(nn.Module):
-    """Batch renormalisation of x, (batch, features), with a learned scale and bias.
-
-    Training uses the statistics of the batch, corrected by r and d; acting uses running ones."""
+    """Batch renormalisation of x, (batch, features); acting uses running statistics."""
 
     eps = 1e-3  # some inputs are constant
     warm_up = 100_000  # updates of batch normalisation, until the running statistics are good
@@ -118,9 +116,8 @@ class BatchRenorm(nn.Module):
         warm = updates.value >= self.warm_up
         r_max = 1 + 2.0 * warm  # r within [1/3, 3] and d within [-5, 5], but at first r = 1
         d_max = 5.0 * warm  # and d = 0, which is batch normalisation
-        r = (std / running_std).clip(1 / r_max, r_max)
-        d = ((mean - running_mean.value) / running_std).clip(-d_max, d_max)
-        r, d = jax.lax.stop_gradient((r, d))  # constants
+        r = jax.lax.stop_gradient(std / running_std).clip(1 / r_max, r_max)
+        d = jax.lax.stop_gradient((mean - running_mean.value) / running_std).clip(-d_max, d_max)
         running_mean.value += 0.01 * (mean - running_mean.value)  # 1 - momentum
         running_var.value += 0.01 * (var - running_var.value)
         updates.value += 1
@@ -129,8 +126,7 @@ class BatchRenorm(nn.Module):
 
 # differs from sac_continuous_action_jax.py: normalises the input of every layer
 def mlp(x: Array, train: bool, *widths: int) -> Array:
-    """Dense layers of these widths, each after a normalisation, with ReLU between them, for use in
-    a Flax module. Weights are initialised as in torch's nn.Linear."""
+    """Normalised dense layers with ReLU between them; initial weights as in torch's nn.Linear."""
     for i, width in enumerate(widths):
         bound = x.shape[-1] ** -0.5
         uniform = partial(random.uniform, minval=-bound, maxval=bound)
@@ -158,8 +154,7 @@ class Actor(nn.Module):
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2
         bias = np.add(self.high, self.low) / 2
-        # log p = log N(x; mean, std) - log(1 - tanh(x)^2), where
-        # log(1 - tanh(x)^2) = 2 * (log(2) + x - softplus(2x)), exact where tanh(x) rounds to 1.
+        # log N(x; mean, std) - log(1 - tanh(x)^2); softplus keeps it exact where tanh(x) is 1.
         logprob = 2 * nn.softplus(2 * x) - 2 * x - log_std - 0.5 * jnp.square(noise)
         logprob -= 2 * math.log(2) + 0.5 * math.log(2 * math.pi)
         return jnp.tanh(x) * scale + bias, logprob.sum(-1)
@@ -182,10 +177,8 @@ class Critic(nn.Module):
         return mlp(x, train, self.width, self.width, 1).squeeze(-1)
 
 
-# Two critics with their own parameters, stacked on axis 0: Q-values are (2, batch_size). Batched
-# matrix products make them as fast as one.
-stacked = {"params": 0, "batch_stats": 0}
-Critics = nn.vmap(Critic, stacked, {"params": True}, in_axes=None, axis_size=2)
+# Two critics with their own parameters, stacked on axis 0: Q-values are (2, batch_size).
+Critics = nn.vmap(Critic, {"params": 0, "batch_stats": 0}, {"params": True}, None, axis_size=2)
 
 
 class Agent(NumpyModel):
@@ -205,8 +198,7 @@ class Agent(NumpyModel):
 
 # differs from sac_continuous_action_jax.py: no target networks
 class State(NamedTuple):
-    """All that updates change. A TrainState holds parameters and their optimiser's state. Running
-    statistics are among the parameters: their gradients are zero, and Adam leaves them alone."""
+    """All that updates change. Parameters include running statistics, whose gradients are zero."""
 
     actor: TrainState
     critics: TrainState
@@ -223,19 +215,12 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
     critics_params = critics.init(critics_key, obs, np.zeros(envs.action_space.shape))
     temperature = {"log_alpha": jnp.float32(0.0 if args.autotune else math.log(args.alpha))}
     alpha_lr = args.q_lr if args.autotune else 0.0  # 0 keeps --alpha
-    adam = partial(optax.adam, b1=0.5)
     return State(
-        actor=train_state(actor.apply, actor.init(actor_key, obs), adam(args.policy_lr)),
-        critics=train_state(critics.apply, critics_params, adam(args.q_lr)),
+        actor=train_state(actor.apply, actor.init(actor_key, obs), optax.adam(args.policy_lr, 0.5)),
+        critics=train_state(critics.apply, critics_params, optax.adam(args.q_lr, 0.5)),
         temperature=train_state(None, temperature, optax.adam(alpha_lr)),
         key=key,
     )
-
-
-def take_step(state: TrainState, grads: Params, changed: Params) -> TrainState:
-    """The state after a gradient step, with the running statistics that the loss has changed."""
-    state = state.apply_gradients(grads=grads)
-    return state.replace(params={**state.params, **changed})
 
 
 # differs from sac_continuous_action_jax.py: one pass over both halves of the transitions
@@ -259,8 +244,7 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
 
 # differs from sac_continuous_action_jax.py: the critics use their running statistics
 def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tuple:
-    """Sum of the losses of actor and temperature; changed running statistics, and metrics. Neither
-    loss has a gradient with respect to the other's parameters."""
+    """Sum of the losses of actor and temperature; changed running statistics, and metrics."""
     actor, temperature = params
     alpha = jnp.exp(temperature["log_alpha"])
     sample = partial(state.actor.apply_fn, method="sample", mutable="batch_stats")
@@ -277,18 +261,19 @@ def policy_loss(params: tuple, state: State, batch: Batch, noise: Array) -> tupl
 def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (1,)) -> tuple:
     """The update for one environment step: the new state, and a dict of metrics per gradient step.
 
-    `noise` is standard normal, (2, batch_size, action dimensions). `due` says whether to update the
-    policy, and is known when this is compiled."""
+    `noise` is (2, batch_size, action dimensions). `due` says whether to update the policy."""
     batch, policy_batch = batches  # independent
     gradient = jax.grad(q_loss, has_aux=True)
     grads, (changed, metrics) = gradient(state.critics.params, state, args, batch, noise[0])
-    state = state._replace(critics=take_step(state.critics, grads, changed))
+    critics = state.critics.apply_gradients(grads=grads)
+    state = state._replace(critics=critics.replace(params={**critics.params, **changed}))
     logged = [metrics]
     if due[0]:
         gradient = jax.grad(policy_loss, has_aux=True)
         params = state.actor.params, state.temperature.params
         grads, (changed, metrics) = gradient(params, state, policy_batch, noise[1])
-        actor = take_step(state.actor, grads[0], changed)
+        actor = state.actor.apply_gradients(grads=grads[0])
+        actor = actor.replace(params={**actor.params, **changed})
         temperature = state.temperature.apply_gradients(grads=grads[1])
         state = state._replace(actor=actor, temperature=temperature)
         logged.append(metrics)
