@@ -372,7 +372,8 @@ def test_training_in_the_background_makes_the_updates_one_by_one(
         all_logged += logged
 
     due = [i % 2 == 1 for i in range(6)]
-    training.start(*[due] * flags)
+    before = training.start(*[due] * flags)
+    assert_same(before, jax.jit(functions[0])().actor.params)
     collect()  # meanwhile
     params = training.wait()
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))
