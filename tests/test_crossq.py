@@ -107,7 +107,7 @@ def test_batch_renormalisation_before_and_after_its_warm_up(
         limits |= {float(v) for v in np.ravel(references[0].r_and_d(x)) if number >= 3}
         found = norm(torch.as_tensor(inputs), train=True).detach().numpy()
         wanted = [ref.normalise(row) for ref, row in zip(references, rows, strict=True)]
-        np.testing.assert_allclose(found, np.reshape(wanted, found.shape), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(found, np.reshape(wanted, found.shape), rtol=1e-6, atol=1e-9)
         if number < 3:  # batch normalisation: the constant feature becomes 0
             assert np.abs(found[..., -1]).max() < 1e-9
             assert np.abs(found.mean(-2)).max() < 1e-9
@@ -168,20 +168,13 @@ def test_acting_uses_running_statistics_and_leaves_them() -> None:
         actions = actor.act(obs)
         alone = torch.cat([actor.act(row[None]) for row in obs])
         assert torch.allclose(actions, alone, atol=1e-6)  # other observations change nothing
-        in_training, _ = actor(obs, train=True)
-        assert not torch.allclose(in_training, actor(obs)[0], atol=0.1)
-    assert all(torch.equal(x, before[key]) for key, x in make_copy(actor, before).items())
-
-
-def make_copy(actor: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state of an actor with this state after it has acted."""
-    other = crossq.Actor(Spaces())  # type: ignore[arg-type]
-    other.load_state_dict(state)
-    with torch.no_grad():
-        other.act(torch.randn(8, 4), greedy=False)
-        other.sample(torch.randn(8, 4))
-    assert all(f"norms.{i}.updates" in state for i in range(3))  # saved with the model
-    return other.state_dict()
+        actor.act(obs, greedy=False)
+        actor.sample(obs)
+        assert same(actor.state_dict(), before)
+        assert all(f"norms.{i}.updates" in before for i in range(3))  # saved with the model
+        acting, _ = actor(obs)
+        training, _ = actor(obs, train=True)
+    assert not torch.allclose(acting, training, atol=0.1)
 
 
 def test_log_probability_is_that_of_actions_within_one() -> None:
