@@ -306,8 +306,8 @@ def crossq_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_policy_has_a_third_of_the_updates(crossq_run: dict[str, Any]) -> None:
     agent = crossq_run["agent"]
-    assert [norm.updates.item() for norm in norms_of(agent.critics)] == [60] * 3
-    assert [norm.updates.item() for norm in norms_of(agent.actor)] == [20] * 3
+    assert [norm.updates.item() for norm in agent.critics.norms] == [60] * 3
+    assert [norm.updates.item() for norm in agent.actor.norms] == [20] * 3
     assert not any("target" in key for key in agent.state_dict())
 
 
