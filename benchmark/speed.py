@@ -150,6 +150,10 @@ for name in ("sac", "td3", "ddpg"):
     CASES[f"{name}_continuous_action"] = Case(
         CHEETAH, 4_000, WALK, name.upper(), peer=OFF_POLICY, net_arch=[256, 256]
     )
+HEAVY = "--learning-starts 200 --buffer-size 100000"  # updates of a second or so on a CPU
+CASES["crossq_continuous_action"] = Case(CHEETAH, 600, HEAVY)
+CASES["crossq_continuous_action_jax"] = Case(CHEETAH, 600, HEAVY)
+CASES["droq_continuous_action"] = Case(CHEETAH, 600, HEAVY)
 for name in ("dqn", "sac_continuous_action", "td3_continuous_action", "ddpg_continuous_action"):
     CASES[f"{name}_jax"] = CASES[name]
 

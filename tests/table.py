@@ -130,6 +130,16 @@ OFF_POLICY_PROBE = (
 )
 
 
+CROSSQ_PROBE = (
+    "--total-timesteps 1200 --learning-starts 200 --batch-size 64 --buffer-size 2000"
+    " --critic-width 64 --no-autotune --alpha 0.001"
+)
+DROQ_PROBE = (
+    "--total-timesteps 600 --learning-starts 200 --batch-size 64 --buffer-size 2000 --tau 0.05"
+    " --utd-ratio 4 --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001"
+)
+
+
 def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     """Values of the policy's actions; with two critics, the smaller one."""
     agent = variables["agent"]
@@ -424,6 +434,30 @@ SCRIPTS = [
         discrete=False,
     ),
     Script(
+        name="crossq_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 64",
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=CROSSQ_PROBE,
+        probe_suffix="Continuous",
+        probes=["Cue", "Discount", "Both", "Truncation"],
+        values=critic_values,
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
+        name="droq_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --utd-ratio 3",
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=DROQ_PROBE,
+        probe_suffix="Continuous",
+        probes=["Discount", "Both", "Truncation"],
+        values=critic_values,
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
         name="sac_atari",
         env_id="BreakoutNoFrameskip-v4",
         quick="--total-timesteps 400 --learning-starts 200 --num-envs 2 --torch-threads 1"
@@ -514,6 +548,19 @@ SCRIPTS = [
         quick=OFF_POLICY_QUICK,
         tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
         probe=f"{OFF_POLICY_PROBE} --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001",
+        probe_suffix="Continuous",
+        probes=["Both", "Truncation"],
+        values=jax_critic_values,
+        acts=jax_actions,
+        needs=["flax"],
+        discrete=False,
+    ),
+    Script(
+        name="crossq_continuous_action_jax",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 64",
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=CROSSQ_PROBE,
         probe_suffix="Continuous",
         probes=["Both", "Truncation"],
         values=jax_critic_values,

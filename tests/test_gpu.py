@@ -35,6 +35,7 @@ GAMES = SimpleNamespace(
 )
 ACTOR_CRITIC = ["sac_continuous_action", "td3_continuous_action", "ddpg_continuous_action"]
 ACTOR_CRITIC += ["tqc_continuous_action", "simbav2_continuous_action"]
+ACTOR_CRITIC += ["crossq_continuous_action", "droq_continuous_action"]
 
 
 def fill(memory: Any, envs: Any, steps: int) -> None:
@@ -92,7 +93,8 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
         "critics": learner(train_q),
         "policy": learner(train_policy),
     }
-    if hasattr(agent, "log_alpha"):  # TD3's and DDPG's targets move together with the policy
+    # TD3's and DDPG's targets move together with the policy; CrossQ has none
+    if hasattr(agent, "log_alpha") and hasattr(agent, "target_critics"):
         both = agent.critics, agent.target_critics
         functions["targets"] = accelerate(partial(script.update_target, *both, args.tau), on, args)
     return agent, functions
@@ -134,6 +136,7 @@ def microseconds(function: Callable, calls: int = 500) -> float:
 
 SPEEDS = {"sac_continuous_action": 1800, "td3_continuous_action": 2500, "ddpg_continuous_action": 0}
 SPEEDS |= {"tqc_continuous_action": 900, "simbav2_continuous_action": 0}
+SPEEDS |= {"crossq_continuous_action": 600, "droq_continuous_action": 180}
 
 
 @pytest.mark.parametrize("name, wanted", SPEEDS.items())

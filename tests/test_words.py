@@ -71,7 +71,7 @@ OTHER_MEANINGS = [
     (
         "num_envs",
         "number of parallel environments; other settings count steps of single environments",
-        "dqn* c51* sac_* td3_* ddpg_* qdagger_* tqc_* simbav2_*",
+        "dqn* c51* sac_* td3_* ddpg_* qdagger_* tqc_* simbav2_* crossq_* droq_*",
     ),
     (
         "backend",
@@ -86,12 +86,12 @@ OTHER_MEANINGS = [
     (
         "learning_starts",
         "number of steps with random actions before the first gradient step",
-        "sac_* td3_* ddpg_* tqc_* simbav2_*",
+        "sac_* td3_* ddpg_* tqc_* simbav2_* crossq_* droq_*",
     ),
     (
         "policy_frequency",
         "update the policy every this many steps, as many times (TD3's delay, compensated)",
-        "sac_*",
+        "sac_* droq_*",
     ),
     ("alpha", "initial entropy coefficient (temperature); --no-autotune keeps it", "simbav2_*"),
     (
@@ -99,6 +99,7 @@ OTHER_MEANINGS = [
         "learning rate at the end of training, linearly from --learning-rate",
         "simbav2_*",
     ),
+    ("policy_frequency", "update the policy every this many steps", "crossq_*"),
     ("policy_lr", "learning rate of the policy and the entropy coefficient", "sac_atari"),
     ("q_lr", "learning rate of the critics", "sac_atari"),
     (

@@ -27,6 +27,8 @@ RELATIVES = {
     "tqc_continuous_action": "sac_continuous_action",
     "simbav2_continuous_action": "sac_continuous_action",
     "sac_atari": "dqn_atari",
+    "crossq_continuous_action": "sac_continuous_action",
+    "droq_continuous_action": "sac_continuous_action",
     "qdagger_dqn_atari_impalacnn": "dqn_atari",
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
@@ -38,6 +40,7 @@ RELATIVES = {
 JAX_RELATIVES = {
     "td3_continuous_action_jax": "ddpg_continuous_action_jax",
     "sac_continuous_action_jax": "td3_continuous_action_jax",
+    "crossq_continuous_action_jax": "sac_continuous_action_jax",
     "c51_jax": "dqn_jax",
     "c51_atari_jax": "dqn_atari_jax",
     "dqn_atari_jax": "dqn_jax",
