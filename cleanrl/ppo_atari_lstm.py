@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
@@ -22,6 +22,7 @@ from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.episodes import pack_episodes
 from cleanrl_utils.speed.graphs import accelerate
 
 
@@ -171,27 +172,6 @@ class Agent(nn.Module):
         return logprob, entropy, self.critic(hidden).squeeze(-1)
 
 
-def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sequences of some environments, split at episode starts and packed for one LSTM call.
-
-    `first` is (num_steps, num_envs), `state` the LSTM's state before the first of these steps.
-    Returns the steps of the packed episodes, as indices into the flat rollout, the initial state of
-    each episode, and the number of episodes at each time step.
-    """
-    num_envs = first.shape[1]
-    device = state.device
-    begins = first[:, columns].T.clone()
-    begins[:, 0] = True  # of the rollout, if not of an episode
-    steps = torch.arange(first.numel()).view_as(first)[:, columns].T.flatten()
-    episodes = steps.tensor_split(begins.flatten().nonzero().flatten()[1:])
-    episodes = sorted(episodes, key=len, reverse=True)
-    packed = pack_sequence(episodes)
-    start = torch.stack([episode[0] for episode in episodes]).to(device)
-    # an episode that was open when the rollout began has a state; the others begin with zeros
-    state = state[:, start % num_envs] * (start < num_envs).unsqueeze(-1)
-    return packed.data.to(device), state, packed.batch_sizes
-
-
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
     """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
     # A truncated episode bootstraps from its last observation, which is in the next row.
@@ -309,7 +289,7 @@ if __name__ == "__main__":
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.num_envs)
             for columns in shuffled.split(args.num_envs // args.num_minibatches):
-                indices, state, sizes = pack(cuts, states[0], columns)
+                indices, state, sizes = pack_episodes(cuts, states[0], columns)
                 losses.append(learn(*(x[indices] for x in batch), state, sizes))
             if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
