@@ -9,10 +9,12 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
+import numpy as np
 
+from cleanrl_utils.environments.spaces import parts_of
 from cleanrl_utils.errors import BadInput, missing_package, require, silenced
 
 # SDL (pygame) would catch SIGTERM, and `kill` and `timeout` could not end a run
@@ -196,22 +198,32 @@ def first_line(error: Exception) -> str:
 
 
 def require_spaces(
-    envs: gym.vector.VectorEnv, env_id: str, actions: type, instead: str, bounded: bool = False
+    envs: gym.vector.VectorEnv, env_id: str, actions: Any, instead: str, bounded: bool = False
 ) -> None:
-    """Stop unless the action space is of type `actions`, Discrete (from 0) or Box (vectors).
-
-    `instead` is the script for the other type; `bounded`: the actions must have bounds.
-    """
+    """require_actions, for scripts that make one vector of each observation."""
     warn_of_flattened_images(envs, env_id)
+    require_actions(envs, env_id, actions, instead, bounded)
+
+
+def require_actions(
+    envs: gym.vector.VectorEnv, env_id: str, actions: Any, instead: str, bounded: bool = False
+) -> None:
+    """Stop unless the action space is of type `actions` or one of several: `Discrete | ...`.
+
+    `instead` is the script for Box where this one needs discrete actions, or the other way round.
+    Discrete actions must start at 0, a Box must be vectors, with bounds if `bounded`.
+    """
     space = envs.single_action_space
-    kind = type(space).__name__
     has = f"--env-id {env_id} has"
-    hint = f": use {instead}" if isinstance(space, gym.spaces.Discrete | gym.spaces.Box) else ""
-    needs = f"{has} {kind} actions, this script needs {actions.__name__}{hint}"
+    several = isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
+    single = isinstance(space, gym.spaces.Discrete | gym.spaces.Box)
+    hint = f": use {instead}" if single else ": use ppo_multi_input.py" if several else ""
+    wanted = " or ".join(kind.__name__ for kind in get_args(actions) or [actions])
+    needs = f"{has} {type(space).__name__} actions, this script needs {wanted}{hint}"
     require(isinstance(space, actions), needs)
-    if isinstance(space, gym.spaces.Discrete):
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         numbers = f"{has} actions that start at {space.start}, this script needs actions from 0"
-        require(space.start == 0, numbers)
+        require(not np.any(space.start), numbers)
     if isinstance(space, gym.spaces.Box):
         vectors = f"{has} actions of shape {space.shape}, this script needs vectors"
         require(len(space.shape) == 1, vectors)
@@ -222,11 +234,17 @@ def require_spaces(
 def warn_of_flattened_images(envs: gym.vector.VectorEnv, env_id: str) -> None:
     """Warn that this script makes one long vector of each image, hardly ever the right choice."""
     inner = getattr(envs, "envs", [None])[0]
-    shape = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space()).shape
+    space = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space())
+    spaces = parts_of(space)
+    shapes = [part.shape for part in spaces if len(part.shape or ()) == 3]
     flat = len(envs.single_observation_space.shape or ()) == 1
-    if flat and shape is not None and len(shape) == 3:
-        print(
-            f"note: --env-id {env_id} has images of shape {shape}, which this script flattens into"
-            " vectors: ppo_atari.py and dqn_atari.py have convolutional networks",
-            file=sys.stderr,
-        )
+    if not flat or not shapes:
+        return
+    better = "ppo_atari.py and dqn_atari.py have convolutional networks"
+    if len(spaces) > 1:
+        better = "ppo_multi_input.py has an encoder for each part of an observation"
+    print(
+        f"note: --env-id {env_id} has images of shape {shapes[0]}, which this script flattens into"
+        f" vectors: {better}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,91 @@
+"""Action masks: the valid actions of a state, put into the observation.
+
+    env = MaskInObservation(env)    # (observation, mask) as one flat vector of float32
+
+An environment may give its mask in three ways. The first that it has is used:
+
+1. an observation dictionary with the key `action_mask`, as PettingZoo's classic games;
+2. `info["action_mask"]` of reset and step, as Gymnasium's Taxi;
+3. a method `action_masks()`, as SB3-Contrib has it, or `valid_action_mask()`; of a wrapper, too.
+
+A mask has one entry per action, 0 or False for an invalid one. For MultiDiscrete actions, the masks
+of all heads follow one another; they may also be a tuple with one mask per head.
+
+As a part of the observation, the mask reaches rollout, update, evaluation, checkpoints and saved
+models without further code.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from cleanrl_utils.environments.spaces import count_choices
+from cleanrl_utils.errors import require
+
+KEY = "action_mask"
+METHODS = ("action_masks", "valid_action_mask")
+SOURCES = f'a key "{KEY}" in its observation, info["{KEY}"], or a method {METHODS[0]}()'
+
+
+class MaskInObservation(gym.Wrapper):
+    """Flatten the observation and append the mask: 1 for a valid action, 0 for an invalid one."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        space = env.observation_space
+        self.key_in_observation = isinstance(space, gym.spaces.Dict) and KEY in space.spaces
+        if self.key_in_observation:
+            space = gym.spaces.Dict({key: x for key, x in space.spaces.items() if key != KEY})
+        self.visible = space  # the observation without the mask
+        self.choices = count_choices(env.action_space)
+        self.starts = np.cumsum([0, *self.choices[:-1]])  # of each head in the mask
+        methods = [name for name in METHODS if env.has_wrapper_attr(name)]
+        self.method = env.get_wrapper_attr(methods[0]) if methods else None
+        size = gym.spaces.flatdim(space) + sum(self.choices)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        obs, info = self.env.reset(**kwargs)
+        known = self.key_in_observation or KEY in info or self.method is not None
+        name = self.env.spec.id if self.env.spec is not None else type(self.unwrapped).__name__
+        require(known, f"--env-id {name} has no action masks: it needs {SOURCES}; or use ppo.py")
+        return self._join(obs, info, ended=False), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        joined = self._join(obs, info, bool(terminated or truncated))
+        return joined, reward, terminated, truncated, info
+
+    def _join(self, obs: Any, info: dict, ended: bool) -> np.ndarray:
+        mask = self._find_mask(obs, info)
+        if ended and (mask is None or not np.any(mask)):
+            mask = np.ones(sum(self.choices))  # no action follows
+        else:
+            self._check(mask)
+        if self.key_in_observation:
+            obs = {key: x for key, x in obs.items() if key != KEY}
+        return np.concatenate([gym.spaces.flatten(self.visible, obs), mask != 0], dtype=np.float32)
+
+    def _find_mask(self, obs: Any, info: dict) -> np.ndarray | None:
+        mask = None
+        if self.key_in_observation:
+            mask = obs[KEY]
+        elif KEY in info:
+            mask = info[KEY]
+        elif self.method is not None:
+            mask = self.method()
+        if isinstance(mask, tuple | list):
+            return np.concatenate([np.ravel(head) for head in mask])
+        return None if mask is None else np.ravel(mask)
+
+    def _check(self, mask: np.ndarray | None) -> None:
+        if mask is None:
+            raise ValueError(f'its info has no "{KEY}"')
+        if len(mask) != sum(self.choices):
+            actions = f"its {sum(self.choices)} actions need one entry each"
+            raise ValueError(f"its action mask has {len(mask)} entries: {actions}")
+        valid = np.logical_or.reduceat(mask != 0, self.starts)
+        if not valid.all():
+            head = f" in head {np.argmin(valid)}" if len(self.choices) > 1 else ""
+            raise ValueError(f"its action mask has no valid action{head}: at least one is needed")
