@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
@@ -22,7 +22,6 @@ from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
-from cleanrl_utils.speed.episodes import pack_episodes
 from cleanrl_utils.speed.graphs import accelerate
 
 
@@ -83,14 +82,13 @@ def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
+    if is_atari(env_id):  # the wrappers skip frames, not the game; gray is fastest from ALE itself
+        env_kwargs = {"frameskip": 1, "obs_type": "grayscale"} | env_kwargs
 
     def thunk() -> gym.Env:
-        # the wrappers skip frames, not the game; gray is fastest from the console itself
-        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        film = video_folder if capture_video and idx == 0 else None
-        env = make(env_id, film, **game, **env_kwargs)
-        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
-        if game:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if is_atari(env_id):
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
@@ -128,23 +126,20 @@ class Agent(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
+        num_actions = envs.single_action_space.n
         conv1 = layer_init(nn.Conv2d(1, 32, 8, stride=4))
         conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
         conv3 = layer_init(nn.Conv2d(64, 64, 3))
         linear = layer_init(nn.Linear(64 * 7 * 7, 512))
-        relu = nn.ReLU()
-        self.network = nn.Sequential(
-            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
-        )
+        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+        self.network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         self.lstm = nn.LSTM(512, 128)
         for name, parameter in self.lstm.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
         self.critic = layer_init(nn.Linear(128, 1), std=1.0)
-        # nearly uniform at first
-        self.actor = layer_init(nn.Linear(128, envs.single_action_space.n), std=0.01)
+        self.actor = layer_init(nn.Linear(128, num_actions), std=0.01)  # small outputs at first
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Features of images: bytes, (..., frames, 84, 84)."""
+    def features(self, obs: Tensor) -> Tensor:  # bytes, (..., frames, 84, 84)
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -170,6 +165,27 @@ class Agent(nn.Module):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
         logprob = logprobs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
         return logprob, entropy, self.critic(hidden).squeeze(-1)
+
+
+def pack(first: Tensor, state: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sequences of some environments, split at episode starts and packed for one LSTM call.
+
+    `first` is (num_steps, num_envs), `state` the LSTM's state before the first of these steps.
+    Returns the steps of the packed episodes, as indices into the flat rollout, the initial state of
+    each episode, and the number of episodes at each time step.
+    """
+    num_envs = first.shape[1]
+    device = state.device
+    begins = first[:, columns].T.clone()
+    begins[:, 0] = True  # of the rollout, if not of an episode
+    steps = torch.arange(first.numel()).view_as(first)[:, columns].T.flatten()
+    episodes = steps.tensor_split(begins.flatten().nonzero().flatten()[1:])
+    episodes = sorted(episodes, key=len, reverse=True)
+    packed = pack_sequence(episodes)
+    start = torch.stack([episode[0] for episode in episodes]).to(device)
+    # an episode that was open when the rollout began has a state; the others begin with zeros
+    state = state[:, start % num_envs] * (start < num_envs).unsqueeze(-1)
+    return packed.data.to(device), state, packed.batch_sizes
 
 
 def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
@@ -289,7 +305,7 @@ if __name__ == "__main__":
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.num_envs)
             for columns in shuffled.split(args.num_envs // args.num_minibatches):
-                indices, state, sizes = pack_episodes(cuts, states[0], columns)
+                indices, state, sizes = pack(cuts, states[0], columns)
                 losses.append(learn(*(x[indices] for x in batch), state, sizes))
             if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break

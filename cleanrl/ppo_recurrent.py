@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization (PPO) with a GRU or LSTM, for vectors and any simple action.
+"""Proximal Policy Optimization (PPO) with a GRU or LSTM, for vector observations.
 
     python cleanrl/ppo_recurrent.py --env-id cleanrl_utils.environments.memory:CartPoleNoVel-v1
 
@@ -15,15 +15,15 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn, optim
-from torch.nn.utils.rnn import PackedSequence
 
 from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.masks import MaskInObservation
 from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
-from cleanrl_utils.speed.episodes import pack_episodes
 from cleanrl_utils.speed.graphs import accelerate
+from cleanrl_utils.speed.sequences import run_sequences
 
 
 @dataclass
@@ -90,8 +90,7 @@ def make_env(
     def thunk() -> gym.Env:
         env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
         env = gym.wrappers.RecordEpisodeStatistics(env)
-        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
-            env = gym.wrappers.FlattenObservation(env)
+        env = MaskInObservation(env, required=False)  # a vector: the observation, then the mask
         if isinstance(env.action_space, gym.spaces.Box):  # the learner keeps what it sampled
             env = gym.wrappers.ClipAction(env)
         env.action_space.seed(seed)
@@ -114,21 +113,17 @@ def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     return layer
 
 
-# differs from ppo_atari_lstm.py: a GRU or LSTM behind a linear layer; also a Gaussian policy
+# differs from ppo_atari_lstm.py: vectors with a mask; GRU or LSTM; also a Gaussian policy
 class Agent(nn.Module):
-    """Actor and critic, two heads on a GRU or LSTM behind a linear layer.
-
-    The recurrent state is one tensor, (1, num_envs, 64), of an LSTM (2, num_envs, 64): hidden state
-    and cell state.
-    """
+    """Actor and critic, two heads on a GRU or LSTM; they do not see the mask itself."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
         space = envs.single_action_space
         self.discrete = isinstance(space, gym.spaces.Discrete)
-        num_obs = envs.single_observation_space.shape[0]
         num_actions = space.n if self.discrete else space.shape[0]
-        self.encoder = layer_init(nn.Linear(num_obs, 64))
+        self.num_obs = envs.single_observation_space.shape[0] - self.discrete * num_actions
+        self.encoder = layer_init(nn.Linear(self.num_obs, 64))
         self.rnn = nn.GRU(64, 64) if args.cell == "gru" else nn.LSTM(64, 64)
         for name, parameter in self.rnn.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
@@ -137,32 +132,34 @@ class Agent(nn.Module):
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # of continuous actions
 
     def initial_state(self, num_envs: int) -> Tensor:
-        parts = 1 if isinstance(self.rnn, nn.GRU) else 2
+        parts = 1 if isinstance(self.rnn, nn.GRU) else 2  # an LSTM also has a cell state
         return torch.zeros(parts, num_envs, 64, device=self.actor.weight.device)
+
+    def remember(self, obs: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states, (num_steps, num_envs, 64), and the last state, given the one before."""
+        features = self.encoder(obs[..., : self.num_obs]).tanh()
+        return run_sequences(self.rnn, features, state, first)  # zeros where an episode begins
+
+    def get_outputs(self, hidden: Tensor, obs: Tensor) -> Tensor:
+        """Logits of discrete actions, -1e8 for invalid ones; means of continuous actions."""
+        outputs = self.actor(hidden)
+        if self.discrete:
+            outputs = outputs.masked_fill(obs[..., self.num_obs :] == 0, -1e8)
+        return outputs
 
     def act(self, obs: Tensor, state: Tensor, first: Tensor, greedy: bool = True) -> tuple:
         """Actions and the new state; `first` marks observations that an episode begins with."""
-        one_step = torch.tensor([len(obs)])
-        hidden, state = self.remember(obs, state * ~first.unsqueeze(-1), one_step)
-        outputs = self.actor(hidden)
+        hidden, state = self.remember(obs.unsqueeze(0), state, first.unsqueeze(0))
+        outputs = self.get_outputs(hidden[0], obs)
         if not self.discrete:
-            noise = 0 if greedy else self.logstd.exp() * torch.randn_like(outputs)
-            return outputs + noise, state
+            noise = self.logstd.exp() * torch.randn_like(outputs)
+            return outputs if greedy else outputs + noise, state
         if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
             outputs = outputs - torch.empty_like(outputs).exponential_().log()
         return outputs.argmax(-1), state
 
-    def remember(self, obs: Tensor, state: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states of packed episodes that begin in `state`, all at once; last states."""
-        packed = PackedSequence(self.encoder(obs).tanh(), sizes)
-        if len(state) == 1:
-            hidden, state = self.rnn(packed, state)
-            return hidden.data, state
-        hidden, last = self.rnn(packed, state.split(1))
-        return hidden.data, torch.cat(last)
-
-    def get_logprob_entropy_value(self, hidden: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.actor(hidden)
+    def get_logprob_entropy_value(self, hidden: Tensor, obs: Tensor, actions: Tensor) -> tuple:
+        outputs = self.get_outputs(hidden, obs)
         value = self.critic(hidden).squeeze(-1)
         if self.discrete:
             logprobs = outputs.log_softmax(-1)
@@ -194,9 +191,9 @@ def masked_mean(x: Tensor, real: Tensor) -> Tensor:
 # differs from ppo_atari_lstm.py: takes the hidden states of two networks
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
-    obs, actions, logprobs, values, advantages, returns, real, state, sizes = minibatch
-    hidden, _ = agent.remember(obs, state, sizes)
-    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, actions)
+    obs, actions, logprobs, values, advantages, returns, real, state, first = minibatch
+    hidden, _ = agent.remember(obs, state, first)
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
     if args.norm_adv:
@@ -234,7 +231,7 @@ if __name__ == "__main__":
     run = Run(args, make_env)
     device = run.device
     envs = make_envs(args, run.videos)
-    require_spaces(envs, args.env_id, gym.spaces.Discrete | gym.spaces.Box)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete | gym.spaces.Box, "")
 
     agent = Agent(envs, args).to(device)
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
@@ -252,7 +249,6 @@ if __name__ == "__main__":
     first = torch.ones(obs.shape[:2], dtype=torch.bool, device=device)  # observation of an episode
     # states[t] is the recurrent state before obs[t], states[t + 1] the one after it
     states = agent.initial_state(args.num_envs).repeat(args.num_steps + 2, 1, 1, 1)
-
     envs.reset(seed=args.seed)
     state = dict(agent=agent, optimizer=optimizer, envs=envs, first=first, states=states)
     start = run.resume(args.num_iterations, **state)
@@ -278,22 +274,19 @@ if __name__ == "__main__":
         # differs from ppo_atari_lstm.py: scales rewards
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
-        rewards = args.reward_scale * rewards
         with torch.no_grad():
             hidden = states[1:, 0]
-            logprobs, _, _ = agent.get_logprob_entropy_value(hidden[:-1], actions)
+            logprobs, _, _ = agent.get_logprob_entropy_value(hidden[:-1], obs[:-1], actions)
             values = agent.critic(hidden).squeeze(-1).cpu()  # gae is CPU work
-        advantages = gae(rewards, values, terminated, done, args)
+        advantages = gae(args.reward_scale * rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
         rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
-        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        batch = [x.to(device) for x in (*rollout, states[0], first[:-1])]
         losses = []
-        cuts = first[:-1].cpu()
         for _ in range(args.update_epochs):
             shuffled = torch.randperm(args.num_envs)
             for columns in shuffled.split(args.num_envs // args.num_minibatches):
-                indices, state, sizes = pack_episodes(cuts, states[0], columns)
-                losses.append(learn(*(x[indices] for x in batch), state, sizes))
+                losses.append(learn(*(x[:, columns] for x in batch)))
             if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
                 break
 

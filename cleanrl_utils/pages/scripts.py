@@ -16,10 +16,10 @@ from cleanrl_utils.pages.tags import logged_tags
 ROOT = Path(__file__).resolve().parent.parent.parent
 # A variant is compared with the script whose name its own name extends, except these.
 RELATIVES = {
-    "ppo_recurrent": "ppo_atari_lstm",
     "rpo_continuous_action": "ppo_continuous_action",
     "ppo_procgen": "ppo_atari_envpool",
     "ppg_procgen": "ppo_procgen",
+    "ppo_recurrent": "ppo_atari_lstm",
     "ppo_trxl": "ppo_atari_lstm",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
@@ -34,7 +34,6 @@ RELATIVES = {
 }
 # Scripts in JAX resemble one another more than their twins in torch.
 JAX_RELATIVES = {
-    "ppo_recurrent": "ppo_atari_lstm",
     "td3_continuous_action_jax": "ddpg_continuous_action_jax",
     "sac_continuous_action_jax": "td3_continuous_action_jax",
     "c51_jax": "dqn_jax",
