@@ -56,9 +56,9 @@ class Args(TorchArgs):
     """normalise advantages per minibatch"""
     clip_coef: NonNegative = 0.2
     """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """clip the value loss with the same coefficient as the policy objective"""
-    ent_coef: NonNegative = 0.01
+    ent_coef: NonNegative = 0.0
     """coefficient of the entropy bonus"""
     vf_coef: NonNegative = 0.5
     """coefficient of the value loss"""
@@ -136,9 +136,8 @@ class Agent(nn.Module):
         return torch.zeros(parts, num_envs, 64, device=self.actor.weight.device)
 
     def remember(self, obs: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states, (num_steps, num_envs, 64), and the last state, given the one before."""
-        features = self.encoder(obs[..., : self.num_obs]).tanh()
-        return run_sequences(self.rnn, features, state, first)  # zeros where an episode begins
+        """Hidden states, (num_steps, num_envs, 64), and the last one; zeros where `first`."""
+        return run_sequences(self.rnn, self.encoder(obs[..., : self.num_obs]).tanh(), state, first)
 
     def get_outputs(self, hidden: Tensor, obs: Tensor) -> Tensor:
         """Logits of discrete actions, -1e8 for invalid ones; means of continuous actions."""
