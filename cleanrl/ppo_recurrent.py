@@ -30,15 +30,15 @@ from cleanrl_utils.speed.sequences import run_sequences
 class Args(TorchArgs):
     env_id: str = "cleanrl_utils.environments.memory:CartPoleNoVel-v1"
     """id of the environment; your own as module:Id"""
-    total_timesteps: Count = 500_000
+    total_timesteps: Count = 300_000
     """number of environment steps"""
     cell: Literal["gru", "lstm"] = "gru"
     """kind of recurrent cell"""
     learning_rate: NonNegative = 1e-3
     """learning rate of Adam"""
-    num_envs: Count = 16
+    num_envs: Count = 32
     """number of parallel environments"""
-    num_steps: Count = 128
+    num_steps: Count = 64
     """number of steps per environment in a rollout"""
     reward_scale: NonNegative = 0.1
     """factor of the rewards that the network learns from"""
