@@ -9,6 +9,32 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 
+# Taxi with and without masks, and the known test of masking
+python -m cleanrl_utils.benchmark \
+    --env-ids Taxi-v4 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda TAXI_FLAGS" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+python -m cleanrl_utils.benchmark \
+    --env-ids Taxi-v4 \
+    --command "python cleanrl/ppo.py --no-cuda TAXI_PLAIN" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+python -m cleanrl_utils.benchmark \
+    --env-ids cleanrl_utils.environments.examples:MostlyInvalid-v0 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --gamma 0.4 --total-timesteps 5000 \
+        --num-steps 64 --learning-rate 0.01 --update-epochs 20 --num-minibatches 8 --ent-coef 0" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
+# a picture and a vector, two actions
+python -m cleanrl_utils.benchmark \
+    --env-ids cleanrl_utils.environments.examples:LookAndListen-v0 \
+    --command "python cleanrl/ppo_multi_input.py --no-cuda --total-timesteps 20000 \
+        --learning-rate 1e-3" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
 # MuJoCo on the CPU, 1 million steps
 python -m cleanrl_utils.benchmark \
     --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \

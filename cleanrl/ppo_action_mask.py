@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
+from cleanrl_utils.environments.board_games import SelfPlay, is_board_game
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.masks import MaskInObservation
 from cleanrl_utils.environments.spaces import count_choices
@@ -91,11 +92,17 @@ def make_env(
     return thunk
 
 
+# differs from ppo.py: board games by self-play
 def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
-    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
-    return SyncVectorEnv(thunks)
+    players = 2 if is_board_game(args.env_id) else 1
+    if players == 2:  # both are the agent; in evaluation, the opponent is random
+        require(args.num_envs % 2 == 0, "--num-envs must be even: a game has two players")
+        kwargs["opponent"] = "self"
+    games = range(args.num_envs // players)
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in games]
+    return SelfPlay(thunks) if players == 2 else SyncVectorEnv(thunks)
 
 
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
@@ -121,7 +128,7 @@ class Agent(nn.Module):
         self.choices = count_choices(envs.single_action_space)  # of each action
         self.num_obs = envs.single_observation_space.shape[0] - sum(self.choices)
         self.critic = mlp(self.num_obs, 1, std=1.0)
-        self.actor = mlp(self.num_obs, sum(self.choices), std=0.01)  # nearly uniform at first
+        self.actor = mlp(self.num_obs, sum(self.choices), std=0.01)  # small outputs at first
 
     def get_logits(self, obs: Tensor) -> Tensor:
         """Logits of all actions: softmax gives invalid ones probability 0, hence no gradient."""
@@ -221,11 +228,13 @@ if __name__ == "__main__":
 
     # differs from ppo.py: one or several actions
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, device=device)
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))

@@ -149,12 +149,10 @@ class Agent(nn.Module):
         self.action_shape = envs.single_action_space.shape  # () for Discrete
         self.choices = count_choices(envs.single_action_space)  # of each action
         self.encoders = nn.ModuleList(encoder(part, width=64) for part in parts)
-        num_features = 64 * len(parts)
-        self.critic = mlp(num_features, 1, std=1.0)
-        self.actor = mlp(num_features, sum(self.choices), std=0.01)  # nearly uniform at first
+        self.critic = mlp(64 * len(parts), 1, std=1.0)
+        self.actor = mlp(64 * len(parts), sum(self.choices), std=0.01)  # small outputs at first
 
     def features(self, obs: Tensor) -> Tensor:
-        """The features of all parts, (..., 64 * parts), of flat observations."""
         parts = obs.flatten(0, -2).split(self.sizes, -1)
         encoded = [encode(part) for encode, part in zip(self.encoders, parts, strict=True)]
         return torch.cat(encoded, -1).unflatten(0, obs.shape[:-1])
@@ -252,11 +250,13 @@ if __name__ == "__main__":
 
     # differs from ppo.py: one or several actions
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, device=device)
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))

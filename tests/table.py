@@ -33,7 +33,7 @@ class Script:
     tags: list[str]  # metrics that such a run must have logged
     probe: str = ""  # flags to learn a probe environment
     no_probe: str = ""  # why it has no probe
-    probe_suffix: str = ""  # Continuous or Pixels
+    probe_suffix: str = ""  # Continuous, Pixels, Masked or Parts
     probes: list[str] = field(
         default_factory=lambda: ["Constant", "Cue", "Discount", "Action", "Both", "Truncation"]
     )
@@ -208,6 +208,28 @@ SCRIPTS = [
         probe="--total-timesteps 4000 --learning-rate 0.005 --num-steps 32 --ent-coef 0",
         values=lambda g, obs: torch_call(g["agent"].get_value, obs),
         acts=lambda g, obs: torch_call(g["agent"].act, obs),
+    ),
+    Script(
+        name="ppo_action_mask",
+        env_id="probes:ProbeTruncationMasked-v0",
+        quick="--total-timesteps 2048 --num-steps 64",
+        tags=PPO_TAGS,
+        probe="--total-timesteps 4000 --learning-rate 0.005 --num-steps 32 --ent-coef 0",
+        probe_suffix="Masked",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: torch_call(g["agent"].get_value, obs),
+        acts=lambda g, obs: torch_call(g["agent"].act, obs) % 2,
+    ),
+    Script(
+        name="ppo_multi_input",
+        env_id="probes:ProbeTruncationParts-v0",
+        quick="--total-timesteps 1024 --num-steps 64",
+        tags=PPO_TAGS,
+        probe="--total-timesteps 4000 --learning-rate 0.003 --num-steps 32 --ent-coef 0",
+        probe_suffix="Parts",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: torch_call(g["agent"].get_value, obs),
+        acts=lambda g, obs: torch_call(g["agent"].act, obs)[:, 0],
     ),
     Script(
         name="ppo_atari",

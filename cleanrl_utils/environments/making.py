@@ -109,6 +109,8 @@ def register_family(env_id: str) -> None:
         register_dm_control()
     elif any(name in env_id for name in ("MortarMayhem", "MysteryPath", "SearingSpotlights")):
         register_memory_gym()
+    elif env_id.startswith("pettingzoo/"):
+        register_board_game(env_id)
     elif "mujoco" in str(getattr(gym.registry.get(env_id), "entry_point", "")):
         quieten_mujoco()
 
@@ -143,6 +145,14 @@ def register_dm_control() -> None:
     except ImportError:
         raise missing_package("shimmy", "dm_control") from None
     gym.register_envs(shimmy)
+
+
+def register_board_game(env_id: str) -> None:
+    """A classic game of PettingZoo by its name, e.g. pettingzoo/connect_four_v3."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    entry_point = "cleanrl_utils.environments.board_games:make_board_game"
+    if env_id not in gym.registry:
+        gym.register(env_id, entry_point, kwargs={"name": env_id.partition("/")[2]})
 
 
 def register_memory_gym() -> None:

@@ -73,6 +73,12 @@ SHARED = {  # classes that Args inherits flags from, and the titles of their tab
 }
 
 
+SPACES = {  # of scripts whose name does not say it
+    "ppo_action_mask": "vectors, several discrete",
+    "ppo_multi_input": "vectors with pictures, several discrete",
+}
+
+
 @dataclass
 class Flag:
     field: str
@@ -146,6 +152,8 @@ class Script:
 
     @property
     def spaces(self) -> str:
+        if self.name in SPACES:
+            return SPACES[self.name]
         actions = "continuous" if "continuous" in self.name else "discrete"
         return f"{'pictures' if self.pictures else 'vectors'}, {actions}"
 
@@ -171,6 +179,7 @@ class Script:
             "several GPUs": "distributed" in self.source,
             "compiled steps": self.jax and "RunsArgs" not in has,
             "memory": "def initial_state(" in self.source,
+            "action masks": "MaskInObservation" in self.source,
         }
         return ", ".join(name for name, there in features.items() if there)
 
