@@ -2,7 +2,7 @@
 
     python cleanrl/ppo_recurrent.py --env-id cleanrl_utils.environments.memory:CartPoleNoVel-v1
 
-Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
+Paper: https://arxiv.org/abs/1707.06347. Every detail: docs/rl-algorithms/ppo-recurrent.md
 """
 
 from collections.abc import Callable

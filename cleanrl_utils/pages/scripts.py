@@ -76,6 +76,7 @@ SHARED = {  # classes that Args inherits flags from, and the titles of their tab
 SPACES = {  # of scripts whose name does not say it
     "ppo_action_mask": "vectors, several discrete",
     "ppo_multi_input": "vectors with pictures, several discrete",
+    "ppo_recurrent": "vectors, discrete or continuous",
 }
 
 
