@@ -30,7 +30,7 @@ from cleanrl_utils.speed.sequences import run_sequences
 class Args(TorchArgs):
     env_id: str = "cleanrl_utils.environments.memory:CartPoleNoVel-v1"
     """id of the environment; your own as module:Id"""
-    total_timesteps: Count = 300_000
+    total_timesteps: Count = 500_000
     """number of environment steps"""
     cell: Literal["gru", "lstm"] = "gru"
     """kind of recurrent cell"""
