@@ -36,9 +36,9 @@ class Args(TorchArgs):
     """kind of recurrent cell"""
     learning_rate: NonNegative = 1e-3
     """learning rate of Adam"""
-    num_envs: Count = 32
+    num_envs: Count = 16
     """number of parallel environments"""
-    num_steps: Count = 64
+    num_steps: Count = 128
     """number of steps per environment in a rollout"""
     reward_scale: NonNegative = 0.1
     """factor of the rewards that the network learns from"""
