@@ -42,6 +42,16 @@ def test_the_waiting_player_has_one_action_and_both_see_the_result() -> None:
     assert not obs[:, :18].any() and rewards.tolist() == [0, 0] and not terminated.any()
 
 
+def test_a_full_board_is_a_draw() -> None:
+    rows = make_rows()
+    rows.reset(seed=1)
+    for turn, move in enumerate([0, 1, 2, 4, 3, 5, 7, 6, 8]):
+        actions = np.zeros(2, np.int64)
+        actions[turn % 2] = move
+        _, rewards, terminated, *_ = rows.step(actions)
+    assert terminated.all() and rewards.tolist() == [0, 0]
+
+
 def test_rows_of_several_games_belong_to_their_game() -> None:
     rows = make_rows(games=2)
     rows.reset(seed=1)

@@ -64,10 +64,11 @@ class MaskInObservation(gym.Wrapper):
 
     def _join(self, obs: Any, info: dict, ended: bool) -> np.ndarray:
         mask = self._find_mask(obs, info)
-        if not self.known or ended and (mask is None or not np.any(mask)):
+        problem = self._check(mask) if self.known else ""
+        if problem and not ended:
+            raise ValueError(problem)
+        if problem or not self.known:
             mask = np.ones(sum(self.choices))  # at the end of an episode, no action follows
-        else:
-            self._check(mask)
         if self.key_in_observation:
             obs = {key: x for key, x in obs.items() if key != KEY}
         return np.concatenate([gym.spaces.flatten(self.visible, obs), mask != 0], dtype=np.float32)
@@ -84,13 +85,15 @@ class MaskInObservation(gym.Wrapper):
             return np.concatenate([np.ravel(head) for head in mask])
         return None if mask is None else np.ravel(mask)
 
-    def _check(self, mask: np.ndarray | None) -> None:
+    def _check(self, mask: np.ndarray | None) -> str:
+        """What is wrong with a mask; empty if nothing is."""
         if mask is None:
-            raise ValueError(f'its info has no "{KEY}"')
+            return f'its info has no "{KEY}"'
         if len(mask) != sum(self.choices):
             actions = f"its {sum(self.choices)} actions need one entry each"
-            raise ValueError(f"its action mask has {len(mask)} entries: {actions}")
+            return f"its action mask has {len(mask)} entries: {actions}"
         valid = np.logical_or.reduceat(mask != 0, self.starts)
-        if not valid.all():
-            head = f" in head {np.argmin(valid)}" if len(self.choices) > 1 else ""
-            raise ValueError(f"its action mask has no valid action{head}: at least one is needed")
+        if valid.all():
+            return ""
+        head = f" in head {np.argmin(valid)}" if len(self.choices) > 1 else ""
+        return f"its action mask has no valid action{head}: at least one is needed"
