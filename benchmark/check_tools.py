@@ -7,7 +7,6 @@
 Each works in a temporary folder, prints its measurements, and exits with status 1 if it fails.
 """
 
-import argparse
 import os
 import shlex
 import statistics
@@ -16,12 +15,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from cleanrl_utils.running.settings import Count, Natural, parse_command  # noqa: E402
+
 PPO = f"{sys.executable} {ROOT}/cleanrl/ppo.py --cuda False"
 # tests/faulty.py has the environments that fail
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+
+
+@dataclass
+class CheckArgs:
+    check: tyro.conf.Positional[Literal["faults", "pool", "pruning"]]
+    """what to check"""
+    workers: Count = 2
+    """number of parallel runs"""
+    runs: Count = 200
+    """pool: number of runs"""
+    command: str = ""
+    """pool: command instead of PPO, e.g. bash -c 'sleep 2'"""
+    studies: Count = 5
+    """pruning: number of studies with and without it"""
+    trials: Count = 20
+    """pruning: trials per study"""
+    steps: Natural = 0
+    """steps per run; 0: the default of the check"""
 
 
 def benchmark(flags: list[str], folder: Path, **variables: str) -> tuple[int, str]:
@@ -32,7 +57,7 @@ def benchmark(flags: list[str], folder: Path, **variables: str) -> tuple[int, st
     return done.returncode, done.stdout + done.stderr
 
 
-def faults(args: argparse.Namespace, folder: Path) -> bool:
+def faults(args: CheckArgs, folder: Path) -> bool:
     """11 of 12 runs finish, one of them from its checkpoint; the other is named as failed."""
     env_ids = ["CartPole-v1", "Acrobot-v1", "faulty:Crash-v0", "faulty:KilledOnce-v0"]
     # Only the first seed fails: with the others these environments are CartPole.
@@ -63,7 +88,7 @@ def cpu_and_memory(process: int) -> tuple[float, float] | None:
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def pool(args: argparse.Namespace, folder: Path) -> bool:
+def pool(args: CheckArgs, folder: Path) -> bool:
     """Measure the idle time of workers, and the CPU time and memory of the pool itself."""
     # Each run writes its own start and end, so that the measurement is independent of the pool.
     timed = 's=$EPOCHREALTIME; "$@"; r=$?; echo $s $EPOCHREALTIME >> times.txt; exit $r'
@@ -106,7 +131,7 @@ def pool(args: argparse.Namespace, folder: Path) -> bool:
     return ok and idle + cpu / busy < 0.05 and late < early * 1.02 + 1
 
 
-def pruning(args: argparse.Namespace, folder: Path) -> bool:
+def pruning(args: CheckArgs, folder: Path) -> bool:
     """Compare studies with and without a pruner: environment steps and best score."""
     import optuna
 
@@ -154,7 +179,7 @@ def pruning(args: argparse.Namespace, folder: Path) -> bool:
     return ratio >= 2.5 and worse <= noise
 
 
-CHECKS: dict[str, Callable[[argparse.Namespace, Path], bool]] = {
+CHECKS: dict[str, Callable[[CheckArgs, Path], bool]] = {
     "faults": faults,
     "pool": pool,
     "pruning": pruning,
@@ -162,21 +187,7 @@ CHECKS: dict[str, Callable[[argparse.Namespace, Path], bool]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("check", choices=CHECKS)
-    parser.add_argument("--workers", type=int, default=2, help="number of parallel runs")
-    parser.add_argument("--runs", type=int, default=200, help="pool: number of runs")
-    parser.add_argument("--command", help="pool: command instead of PPO, e.g. bash -c 'sleep 2'")
-    parser.add_argument(
-        "--studies", type=int, default=5, help="pruning: number of studies with and without it"
-    )
-    parser.add_argument("--trials", type=int, default=20, help="pruning: trials per study")
-    parser.add_argument(
-        "--steps", type=int, default=0, help="steps per run; 0: the default of the check"
-    )
-    args = parser.parse_args()
+    args = parse_command(CheckArgs)
     with tempfile.TemporaryDirectory() as folder:
         ok = CHECKS[args.check](args, Path(folder))
     print("passed" if ok else "FAILED")

@@ -29,11 +29,13 @@ from typing import Any
 import numpy as np
 import tyro
 
-from cleanrl_utils.environments.envpool import Pool
-from cleanrl_utils.errors import Stopped, require
-from cleanrl_utils.running.settings import Count, parse_command
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from cleanrl_utils.environments.envpool import Pool  # noqa: E402
+from cleanrl_utils.errors import Stopped, require  # noqa: E402
+from cleanrl_utils.running.settings import Count, parse_command  # noqa: E402
+
 FIGURES = ROOT / "benchmark" / "speed.csv"
 PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 LIBRARIES = ("stable_baselines3", "sbx")

@@ -8,11 +8,11 @@ one line changed: a truncated episode counts as terminated, so the value of its 
 Both run through cleanrl_utils.benchmark: called again, it runs only what is missing.
 """
 
-import argparse
 import os
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +22,33 @@ sys.path.insert(0, str(ROOT))
 
 from cleanrl_utils import results  # noqa: E402
 from cleanrl_utils.analysis.stats import mean_and_std  # noqa: E402
+from cleanrl_utils.running.settings import Count, parse_command  # noqa: E402
 
 RIGHT = ROOT / "cleanrl" / "ppo_continuous_action.py"
-RECORDED = "record[:, step] = reward, term, term | trunc, ~ended"
-MISTAKEN = "record[:, step] = reward, term | trunc, term | trunc, ~ended"
+RECORDED = "record[:, step] = reward, term, term | trunc, real"
+MISTAKEN = "record[:, step] = reward, term | trunc, term | trunc, real"
 LABELS = {
     "ppo_continuous_action": "truncation is not termination (ours)",
     "truncation_is_termination": "truncation counts as termination",
 }
+
+
+@dataclass
+class TruncationArgs:
+    env_ids: tuple[str, ...] = ("dm_control/cartpole-balance-v0", "Pendulum-v1")
+    """tasks that never terminate"""
+    total_timesteps: Count = 500_000
+    """number of environment steps"""
+    num_seeds: Count = 3
+    """number of seeds, from 1"""
+    workers: Count = 2
+    """number of parallel runs"""
+    flags: str = ""
+    """further flags for both scripts, in one string"""
+    folder: Path = Path("runs/truncation")
+    """folder of the runs"""
+    figure: Path = ROOT / "docs" / "assets" / "truncation.png"
+    """file of the picture"""
 
 
 def write_wrong(folder: Path) -> Path:
@@ -42,7 +61,7 @@ def write_wrong(folder: Path) -> Path:
     return path
 
 
-def train(script: Path, options: argparse.Namespace) -> None:
+def train(script: Path, options: TruncationArgs) -> None:
     """Run a script on all tasks and seeds."""
     flags = f"--no-cuda --total-timesteps {options.total_timesteps} {options.flags}"
     paths = f"{shlex.quote(str(script))} --runs-dir {shlex.quote(str(options.folder))}"
@@ -53,7 +72,7 @@ def train(script: Path, options: argparse.Namespace) -> None:
     subprocess.run([*command, "--workers", str(options.workers)], check=True, env=environment)
 
 
-def draw(options: argparse.Namespace) -> None:
+def draw(options: TruncationArgs) -> None:
     """Draw one panel per task: the mean over seeds, and a band from the worst to the best seed."""
     import matplotlib
 
@@ -88,16 +107,7 @@ def draw(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    tasks = ["dm_control/cartpole-balance-v0", "Pendulum-v1"]
-    parser.add_argument("--env-ids", nargs="+", default=tasks, help="tasks that never terminate")
-    parser.add_argument("--total-timesteps", type=int, default=500_000)
-    parser.add_argument("--num-seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="number of parallel runs")
-    parser.add_argument("--flags", default="", help="further flags for both scripts, in one string")
-    parser.add_argument("--folder", type=Path, default=Path("runs/truncation"))
-    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "assets" / "truncation.png")
-    options = parser.parse_args()
+    options = parse_command(TruncationArgs)
     options.folder.mkdir(parents=True, exist_ok=True)
     for script in (RIGHT, write_wrong(options.folder)):
         train(script, options)
