@@ -62,6 +62,22 @@ for script in ppo_continuous_action rpo_continuous_action; do
         --workers "${WORKERS:-2}"
 done
 
+# velocities hidden, on the CPU: with a GRU, and without memory
+memory=cleanrl_utils.environments.memory
+for command in "ppo_recurrent.py" "ppo.py --total-timesteps 300000"; do
+    python -m cleanrl_utils.benchmark \
+        --env-ids $memory:CartPoleNoVel-v1 \
+        --command "python cleanrl/$command --no-cuda" \
+        --num-seeds 5 \
+        --workers "${WORKERS:-2}"
+done
+python -m cleanrl_utils.benchmark \
+    --env-ids $memory:PendulumNoVel-v1 \
+    --command "python cleanrl/ppo_recurrent.py --no-cuda --total-timesteps 300000 --gamma 0.9 \
+        --update-epochs 10 --num-envs 64 --num-steps 32" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
 # Atari on one GPU, 10 million steps
 for script in ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan; do
     python -m cleanrl_utils.benchmark \

@@ -116,6 +116,7 @@ CASES = {
     "rpo_continuous_action": Case(CHEETAH, 16_384),
     "ppo_atari": Case(PONG, 3_072),
     "ppo_atari_lstm": Case(PONG, 3_072),
+    "ppo_recurrent": Case("cleanrl_utils.environments.memory:CartPoleNoVel-v1", 40_960),
     "ppo_atari_envpool": Case("Breakout-v5", 5_120),
     "ppo_rnd_envpool": Case("MontezumaRevenge-v5", 3_072, "--num-iterations-obs-norm-init 1"),
     "ppo_procgen": Case("starpilot", 32_768),

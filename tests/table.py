@@ -111,6 +111,13 @@ def lstm_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
     return torch_call(value, obs)
 
 
+def recurrent_actions(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """Greedy actions of a recurrent agent for the first observations of episodes."""
+    agent = variables["agent"]
+    state = agent.initial_state(len(obs))
+    return torch_call(lambda obs: agent.act(obs, state, state[0, :, 0] == 0)[0], obs)
+
+
 def trxl_of(variables: dict[str, Any], obs: np.ndarray, what: Callable) -> np.ndarray:
     """`what` of the actions and hidden states for the first observations of episodes."""
     agent = variables["agent"]
@@ -276,6 +283,17 @@ SCRIPTS = [
         probes=["Truncation"],
         values=lstm_values,
         needs=["ale_py", "cv2"],
+    ),
+    Script(
+        name="ppo_recurrent",
+        env_id="cleanrl_utils.environments.memory:CartPoleNoVel-v1",
+        checkpoints=100,
+        quick="--total-timesteps 2048 --num-envs 4 --num-steps 64 --num-minibatches 2",
+        tags=PPO_TAGS,
+        probe="--total-timesteps 6000 --learning-rate 0.005 --num-envs 8 --num-steps 12"
+        " --ent-coef 0 --reward-scale 1 --no-clip-vloss",
+        values=lstm_values,
+        acts=recurrent_actions,
     ),
     Script(
         name="ppo_trxl",

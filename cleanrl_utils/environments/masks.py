@@ -29,10 +29,14 @@ SOURCES = f'a key "{KEY}" in its observation, info["{KEY}"], or a method {METHOD
 
 
 class MaskInObservation(gym.Wrapper):
-    """Flatten the observation and append the mask: 1 for a valid action, 0 for an invalid one."""
+    """Flatten the observation and append the mask: 1 for a valid action, 0 for an invalid one.
 
-    def __init__(self, env: gym.Env):
+    Unless masks are `required`, all actions of an environment without them are valid.
+    """
+
+    def __init__(self, env: gym.Env, required: bool = True):
         super().__init__(env)
+        self.required = required
         space = env.observation_space
         self.key_in_observation = isinstance(space, gym.spaces.Dict) and KEY in space.spaces
         if self.key_in_observation:
@@ -50,8 +54,9 @@ class MaskInObservation(gym.Wrapper):
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
         obs, info = self.env.reset(**kwargs)
-        known = self.key_in_observation or KEY in info or self.method is not None
+        self.known = self.key_in_observation or KEY in info or self.method is not None
         name = self.env.spec.id if self.env.spec is not None else type(self.unwrapped).__name__
+        known = self.known or not self.required
         require(known, f"--env-id {name} has no action masks: it needs {SOURCES}; or use ppo.py")
         return self._join(obs, info, ended=False), info
 
@@ -62,11 +67,11 @@ class MaskInObservation(gym.Wrapper):
 
     def _join(self, obs: Any, info: dict, ended: bool) -> np.ndarray:
         mask = self._find_mask(obs, info)
-        problem = self._check(mask)
+        problem = self._check(mask) if self.known else ""
         if problem and not ended:
             raise ValueError(problem)
-        if problem:
-            mask = np.ones(self.num_actions)  # no action follows
+        if problem or not self.known:
+            mask = np.ones(self.num_actions)  # at the end of an episode, no action follows
         if self.key_in_observation:
             obs = {key: x for key, x in obs.items() if key != KEY}
         self.joined[: self.num_visible] = gym.spaces.flatten(self.visible, obs)

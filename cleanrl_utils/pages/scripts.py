@@ -19,6 +19,7 @@ RELATIVES = {
     "rpo_continuous_action": "ppo_continuous_action",
     "ppo_procgen": "ppo_atari_envpool",
     "ppg_procgen": "ppo_procgen",
+    "ppo_recurrent": "ppo_atari_lstm",
     "ppo_trxl": "ppo_atari_lstm",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
@@ -82,6 +83,7 @@ SHARED = {  # classes that Args inherits flags from, and the titles of their tab
 SPACES = {  # of scripts whose name does not say it
     "ppo_action_mask": "vectors, several discrete",
     "ppo_multi_input": "vectors with pictures, several discrete",
+    "ppo_recurrent": "vectors, discrete or continuous",
 }
 
 
