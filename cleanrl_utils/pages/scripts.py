@@ -29,6 +29,7 @@ RELATIVES = {
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
+    "pqn": "ppo",
     "pqn_jax": "ppo_jax",
 }
 # Scripts in JAX resemble one another more than their twins in torch.
