@@ -115,8 +115,9 @@ class Agent(nn.Module):
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
         num_obs = envs.single_observation_space.shape[0]
+        num_actions = envs.single_action_space.n
         self.critic = mlp(num_obs, 1, std=1.0)
-        self.actor = mlp(num_obs, envs.single_action_space.n, std=0.01)  # nearly uniform at first
+        self.actor = mlp(num_obs, num_actions, std=0.01)  # small outputs at first
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         logits = self.actor(obs)
@@ -202,11 +203,13 @@ if __name__ == "__main__":
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, device=device)
     actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))

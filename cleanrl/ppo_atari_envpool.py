@@ -126,20 +126,17 @@ class Agent(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
+        num_actions = envs.single_action_space.n
         conv1 = layer_init(nn.Conv2d(4, 32, 8, stride=4))
         conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
         conv3 = layer_init(nn.Conv2d(64, 64, 3))
         linear = layer_init(nn.Linear(64 * 7 * 7, 512))
-        relu = nn.ReLU()
-        self.network = nn.Sequential(
-            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
-        )
+        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+        self.network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # nearly uniform at first
-        self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
+        self.actor = layer_init(nn.Linear(512, num_actions), std=0.01)  # small outputs at first
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Features of images: bytes, (..., frames, 84, 84)."""
+    def features(self, obs: Tensor) -> Tensor:  # bytes, (..., frames, 84, 84)
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -233,7 +230,8 @@ if __name__ == "__main__":
     actions = np.zeros((args.num_steps, args.num_envs), np.int64)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))

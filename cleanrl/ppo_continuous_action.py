@@ -143,7 +143,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        self.actor = mlp(num_obs, num_actions, std=0.01)  # small at first
+        self.actor = mlp(num_obs, num_actions, std=0.01)  # small outputs at first
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
     def normalise(self, obs: Tensor) -> Tensor:
@@ -234,10 +234,10 @@ if __name__ == "__main__":
 
     # differs from ppo.py: actions are vectors
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, device=device)
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
-
     discounted = np.zeros_like(record[0])  # returns of the open episodes so far
     envs.reset(seed=args.seed)
     state = dict(agent=agent, optimizer=optimizer, envs=envs)
@@ -247,7 +247,6 @@ if __name__ == "__main__":
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # differs from ppo.py: keeps discounted returns, to scale rewards
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
         for step in range(args.num_steps):
             obs[step] = torch.as_tensor(envs.obs)
@@ -255,8 +254,6 @@ if __name__ == "__main__":
             real = ~envs.ended  # the step after an episode's end only resets
             _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, real
-            # [step - 1] is the last row, of the rollout before, where step is 0
-            discounted[step] = reward + args.gamma * discounted[step - 1] * real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
         obs[-1] = torch.as_tensor(envs.obs)
@@ -264,6 +261,8 @@ if __name__ == "__main__":
         # differs from ppo.py: updates the statistics and scales rewards
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
+        for t in range(args.num_steps):  # discounted[-1] is the last of the rollout before
+            discounted[t] = record[0, t] + args.gamma * discounted[t - 1] * record[3, t]
         return_stats.update(torch.as_tensor(discounted)[real > 0])
         rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
         with torch.no_grad():

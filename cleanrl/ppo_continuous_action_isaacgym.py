@@ -150,7 +150,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        self.actor = mlp(num_obs, num_actions, std=0.01)  # small at first
+        self.actor = mlp(num_obs, num_actions, std=0.01)  # small outputs at first
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
     def normalise(self, obs: Tensor) -> Tensor:
@@ -247,7 +247,8 @@ if __name__ == "__main__":
     record = torch.zeros(len(OUTCOME), *shape, device=device)
 
     envs.reset(args.seed)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     next_obs = envs.observe()
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:

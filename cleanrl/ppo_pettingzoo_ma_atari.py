@@ -134,10 +134,8 @@ class Agent(nn.Module):
         conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
         conv3 = layer_init(nn.Conv2d(64, 64, 3))
         linear = layer_init(nn.Linear(64 * 7 * 7, 512))
-        relu = nn.ReLU()
-        self.network = nn.Sequential(
-            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
-        )
+        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+        self.network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         scale = torch.tensor([1 / 255] * (channels - players) + [1] * players)  # 0 or 1 stay so
         self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)

@@ -204,8 +204,7 @@ class Agent(nn.Module):
         self.frame_stats = RunningStats(84, 84)
         self.curiosity_stats = RunningStats()
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Features of images: bytes, (..., frames, 84, 84)."""
+    def features(self, obs: Tensor) -> Tensor:  # bytes, (..., frames, 84, 84)
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 

@@ -232,11 +232,13 @@ if __name__ == "__main__":
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
+    shape = (args.num_steps + 1, *envs.observation_space.shape)
+    obs = torch.zeros(shape, device=device)
     actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
