@@ -106,8 +106,7 @@ def make_envs(args: Args) -> Pool:
     """
     game = f"{name_of_game(args.env_id)}-v5"
     learner = {"episodic_life": True, "reward_clip": True}  # infos hold the true game
-    learner |= {"stack_num": 1}
-    return Pool(game, args.num_envs, args.seed, **learner, **args.env_settings)
+    return Pool(game, args.num_envs, args.seed, stack_num=1, **learner, **args.env_settings)
 
 
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
