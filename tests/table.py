@@ -67,6 +67,7 @@ PPO_CONTINUOUS_PROBE = (
 )
 
 DQN_TAGS = ["charts/SPS", "losses/td_loss", "losses/q_values"]
+PQN_TAGS = ["charts/learning_rate", "charts/epsilon", *DQN_TAGS]
 C51_TAGS = ["charts/SPS", "losses/loss", "losses/q_values"]
 DQN_QUICK = "--learning-starts 100 --train-frequency 10 --buffer-size 700 --batch-size 16"
 DQN_PROBE = (
@@ -684,11 +685,33 @@ SCRIPTS = [
         needs=["gymnax"],
     ),
     Script(
+        name="pqn",
+        env_id="CartPole-v1",
+        checkpoints=100,
+        quick="--total-timesteps 2048 --num-steps 64",
+        tags=[*PQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
+        probe="--total-timesteps 4000 --learning-rate 0.005 --num-steps 32",
+        values=lambda g, obs: torch_call(g["q_network"], obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+    ),
+    *(
+        Script(
+            name=name,
+            no_probe="EnvPool's environments; probes of its own are in tests/test_pqn.py",
+            env_id="Breakout-v5",
+            replays=False,
+            quick=f"{ATARI_QUICK} --num-envs 2 --total-timesteps 480",
+            tags=[*PQN_TAGS, "charts/avg_episodic_return"],
+            needs=["ale_py", "cv2", "envpool"],
+        )
+        for name in ("pqn_atari_envpool", "pqn_atari_envpool_lstm")
+    ),
+    Script(
         name="pqn_jax",
         no_probe="gymnax's environments; probes of its own are in tests/test_pqn_jax.py",
         env_id="CartPole-v1",
         quick="--total-timesteps 4096 --num-envs 4 --num-steps 64 --num-minibatches 4",
-        tags=["charts/learning_rate", "charts/epsilon", *DQN_TAGS],
+        tags=PQN_TAGS,
         needs=["gymnax"],
     ),
     Script(

@@ -16,7 +16,7 @@ from cleanrl_utils.running.settings import parse_args
 # Flags whose meaning depends on the script: (flag, help text, patterns of the scripts' names). All
 # other scripts that have the flag share one text.
 OTHER_MEANINGS = [
-    ("env_id", "id of the game, one of EnvPool's Atari games", "ppo_*envpool*"),
+    ("env_id", "id of the game, one of EnvPool's Atari games", "ppo_*envpool* pqn_*envpool*"),
     (
         "env_id",
         "id of the game, one of PettingZoo's Atari games; your own as module:name",

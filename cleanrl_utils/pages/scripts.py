@@ -34,6 +34,7 @@ RELATIVES = {
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
+    "pqn": "ppo",
     "pqn_jax": "ppo_jax",
     "fast_td3_continuous_action_jax": "ppo_continuous_action_brax_jax",
 }
