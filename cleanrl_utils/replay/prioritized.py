@@ -80,8 +80,8 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         least = num_envs * (self.stack_size + n_step)
         require(
             self.capacity >= least,
-            f"--buffer-size {capacity} is too small for stacks of {self.stack_size} frames, --n-step"
-            f" {n_step} and --num-envs {num_envs}: it takes {least} and more",
+            f"--buffer-size {capacity} is too small for stacks of {self.stack_size} frames with"
+            f" --n-step {n_step} and --num-envs {num_envs}: it takes {least} and more",
         )
         self.tensors["largest"].fill_(1)
         # Exponent of the importance-sampling weights; training sets it (beta.fill_).
@@ -174,7 +174,9 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         priorities = (priorities * (slots[:, None] == slots)).amax(1)
         largest = self.tensors["largest"]
         largest.copy_(torch.maximum(largest, priorities.amax()))
-        drawn = self.tensors[self.level_names[0]].view(-1)[slots] > 0  # never one that has no window
+        drawn = (
+            self.tensors[self.level_names[0]].view(-1)[slots] > 0
+        )  # never one that has no window
         priorities = priorities * drawn
         if self.on_cpu:
             return set_leaves(self.levels, slots.numpy(), priorities.numpy())
