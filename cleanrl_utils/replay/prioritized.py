@@ -174,10 +174,9 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         priorities = (priorities * (slots[:, None] == slots)).amax(1)
         largest = self.tensors["largest"]
         largest.copy_(torch.maximum(largest, priorities.amax()))
-        drawn = (
-            self.tensors[self.level_names[0]].view(-1)[slots] > 0
-        )  # never one that has no window
-        priorities = priorities * drawn
+        # What has left the memory since it was drawn stays out.
+        stored = self.tensors[self.level_names[0]].view(-1)[slots] > 0
+        priorities = priorities * stored
         if self.on_cpu:
             return set_leaves(self.levels, slots.numpy(), priorities.numpy())
         with in_any_order():

@@ -101,7 +101,7 @@ class QNetwork(nn.Sequential):
         num_actions = envs.single_action_space.n
         hidden = [nn.Linear(num_obs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
         super().__init__(*hidden, nn.Linear(84, num_actions * args.n_quantiles))
-        self.append(nn.Unflatten(1, (num_actions, args.n_quantiles)))
+        self.append(nn.Unflatten(1, (-1, args.n_quantiles)))
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
         return self(obs).mean(-1).argmax(-1)  # the training loop explores
