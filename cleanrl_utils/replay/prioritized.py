@@ -134,7 +134,8 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
                 slots, priorities = self._find(quantiles)
         # (N * p / total) ** -beta, divided by the largest weight: N and the total cancel.
         weights = (priorities / priorities.amin()) ** -self.beta
-        return PrioritizedBatch(*self.read(slots), weights.float()), slots
+        fields = [*self.read(slots), weights.float()]
+        return PrioritizedBatch(*fields), slots
 
     def _find(self, quantiles: Any) -> tuple[Any, Any]:
         """Slots at these quantiles of the total priority, and their priorities."""
