@@ -446,7 +446,8 @@ SCRIPTS = [
         env_id="BreakoutNoFrameskip-v4",
         quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK} {SHORT_GAMES}",
         tags=C51_TAGS,
-        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE} --batch-size 16 --torch-threads 1",
+        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE} --batch-size 16 --torch-threads 1"
+        " --total-timesteps 280",
         probe_suffix="Pixels",
         probes=["Both", "Truncation"],
         values=lambda g, obs: torch_call(partial(g["q_network"].q_values, noisy=False), obs).max(1),
