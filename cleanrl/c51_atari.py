@@ -81,14 +81,13 @@ def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
+    if is_atari(env_id):  # the wrappers skip frames, not the game; gray is fastest from ALE itself
+        env_kwargs = {"frameskip": 1, "obs_type": "grayscale"} | env_kwargs
 
     def thunk() -> gym.Env:
-        # the wrappers skip frames, not the game; gray is fastest from the console itself
-        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        film = video_folder if capture_video and idx == 0 else None
-        env = make(env_id, film, **game, **env_kwargs)
-        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
-        if game:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if is_atari(env_id):
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
@@ -154,10 +153,9 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     position = ((returns - atoms[0]) / spacing).clamp(0, last)
     nearest = position.round()  # rounding errors must not move mass away from an atom that is met
     position = torch.where(abs(position - nearest) < 1e-4, nearest, position)
-    below = position.floor()
-    share_above = position - below
-    lower = below.long()
+    lower = position.long()
     upper = (lower + 1).clamp(max=last)
+    share_above = position - lower
     projected = torch.zeros_like(probs).scatter_add_(1, lower, probs * (1 - share_above))
     return projected.scatter_add_(1, upper, probs * share_above)
 
@@ -178,8 +176,7 @@ def update(
         best = (next_probs @ atoms).argmax(1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
         # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
-        discount = args.gamma * (1 - terminated)
-        returns = rewards.unsqueeze(1) + discount.unsqueeze(1) * atoms
+        returns = rewards[:, None] + args.gamma * (1 - terminated[:, None]) * atoms
         target_probs = project(next_probs, returns, atoms)
     logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
@@ -202,8 +199,7 @@ if __name__ == "__main__":
     q_network = QNetwork(envs, args).to(device)
     target_network = QNetwork(envs, args).to(device)
     target_network.load_state_dict(q_network.state_dict())
-    # eps as in the paper
-    adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")
+    adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")  # paper's
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     memory = make_memory(FrameReplayBuffer, envs, args, device)
     q_values = inference(q_network.q_values, device, args)

@@ -411,8 +411,6 @@ if __name__ == "__main__":
             real = ~envs.ended  # the step after an episode's end only resets
             _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, real
-            # [step - 1] is the last row, of the rollout before, where step is 0
-            discounted[step] = reward + args.gamma * discounted[step - 1] * real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
         with torch.no_grad():
@@ -421,6 +419,8 @@ if __name__ == "__main__":
         # differs from ppo_procgen.py: policy epochs, value epochs and the auxiliary phase
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
+        for t in range(args.num_steps):  # discounted[-1] is the last of the rollout before
+            discounted[t] = record[0, t] + args.gamma * discounted[t - 1] * record[3, t]
         return_stats.update(torch.as_tensor(discounted)[real > 0])
         rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes, not sign
         old_values = values.cpu()  # small and sequential: advantages are CPU work

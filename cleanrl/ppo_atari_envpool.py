@@ -18,10 +18,10 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.envpool import Pool
 from cleanrl_utils.environments.making import make
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import accelerate, to_device
+from cleanrl_utils.speed.graphs import capture, compile, to_device
 from cleanrl_utils.speed.inference import PolicyOnDevice
 
 
@@ -126,20 +126,17 @@ class Agent(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
+        num_actions = envs.single_action_space.n
         conv1 = layer_init(nn.Conv2d(4, 32, 8, stride=4))
         conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
         conv3 = layer_init(nn.Conv2d(64, 64, 3))
         linear = layer_init(nn.Linear(64 * 7 * 7, 512))
-        relu = nn.ReLU()
-        self.network = nn.Sequential(
-            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
-        )
+        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+        self.network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # nearly uniform at first
-        self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
+        self.actor = layer_init(nn.Linear(512, num_actions), std=0.01)  # small outputs at first
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Features of images: bytes, (..., frames, 84, 84)."""
+    def features(self, obs: Tensor) -> Tensor:  # bytes, (..., frames, 84, 84)
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -224,7 +221,12 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     policy = PolicyOnDevice(partial(agent.act, greedy=False), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # differs from ppo_atari.py: actions stay on the CPU
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
@@ -233,7 +235,8 @@ if __name__ == "__main__":
     actions = np.zeros((args.num_steps, args.num_envs), np.int64)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
 
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
@@ -253,20 +256,18 @@ if __name__ == "__main__":
         # differs from ppo_atari.py: actions go to the device in one copy
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
-        chosen = torch.as_tensor(actions, device=device)
+        taken = torch.as_tensor(actions, device=device)
         with torch.no_grad():
-            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], chosen)
+            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], taken)
             values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
         advantages = gae(rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
-        rollout = (obs[:-1], chosen, logprobs, values[:-1], advantages, returns, real)
+        rollout = (obs[:-1], taken, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
 
         residual = (returns - values[:-1])[real > 0]

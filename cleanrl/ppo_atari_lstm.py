@@ -82,14 +82,13 @@ def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
+    if is_atari(env_id):  # the wrappers skip frames, not the game; gray is fastest from ALE itself
+        env_kwargs = {"frameskip": 1, "obs_type": "grayscale"} | env_kwargs
 
     def thunk() -> gym.Env:
-        # the wrappers skip frames, not the game; gray is fastest from the console itself
-        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        film = video_folder if capture_video and idx == 0 else None
-        env = make(env_id, film, **game, **env_kwargs)
-        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
-        if game:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if is_atari(env_id):
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
@@ -127,23 +126,20 @@ class Agent(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
+        num_actions = envs.single_action_space.n
         conv1 = layer_init(nn.Conv2d(1, 32, 8, stride=4))
         conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
         conv3 = layer_init(nn.Conv2d(64, 64, 3))
         linear = layer_init(nn.Linear(64 * 7 * 7, 512))
-        relu = nn.ReLU()
-        self.network = nn.Sequential(
-            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
-        )
+        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+        self.network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         self.lstm = nn.LSTM(512, 128)
         for name, parameter in self.lstm.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
         self.critic = layer_init(nn.Linear(128, 1), std=1.0)
-        # nearly uniform at first
-        self.actor = layer_init(nn.Linear(128, envs.single_action_space.n), std=0.01)
+        self.actor = layer_init(nn.Linear(128, num_actions), std=0.01)  # small outputs at first
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Features of images: bytes, (..., frames, 84, 84)."""
+    def features(self, obs: Tensor) -> Tensor:  # bytes, (..., frames, 84, 84)
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 

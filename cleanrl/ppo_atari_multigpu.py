@@ -26,6 +26,7 @@ from cleanrl_utils.running.losses import Losses, mean_of
 from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.acting import Sampler
 from cleanrl_utils.speed.graphs import accelerate
 
 TAGS = ["losses/value_loss", "losses/policy_loss", "losses/entropy"]
@@ -98,14 +99,13 @@ def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
+    if is_atari(env_id):  # the wrappers skip frames, not the game; gray is fastest from ALE itself
+        env_kwargs = {"frameskip": 1, "obs_type": "grayscale"} | env_kwargs
 
     def thunk() -> gym.Env:
-        # the wrappers skip frames, not the game; gray is fastest from the console itself
-        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        film = video_folder if capture_video and idx == 0 else None
-        env = make(env_id, film, **game, **env_kwargs)
-        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
-        if game:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if is_atari(env_id):
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
@@ -142,20 +142,17 @@ class Agent(nn.Module):
 
     def __init__(self, envs: gym.vector.VectorEnv):
         super().__init__()
+        num_actions = envs.single_action_space.n
         conv1 = layer_init(nn.Conv2d(4, 32, 8, stride=4))
         conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
         conv3 = layer_init(nn.Conv2d(64, 64, 3))
         linear = layer_init(nn.Linear(64 * 7 * 7, 512))
-        relu = nn.ReLU()
-        self.network = nn.Sequential(
-            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
-        )
+        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+        self.network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
-        # nearly uniform at first
-        self.actor = layer_init(nn.Linear(512, envs.single_action_space.n), std=0.01)
+        self.actor = layer_init(nn.Linear(512, num_actions), std=0.01)  # small outputs at first
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Features of images: bytes, (..., frames, 84, 84)."""
+    def features(self, obs: Tensor) -> Tensor:  # bytes, (..., frames, 84, 84)
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -265,14 +262,14 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
+    sample = Sampler(agent, device, args)
     differentiate = accelerate(partial(gradient, agent, args), device, args)
     learn = accelerate(partial(update, agent, optimizer, args), device, args)
 
     # One rollout, (num_steps, local_num_envs). obs has one row more: what the last action led to.
     shape = (args.num_steps + 1, *envs.observation_space.shape)
-    obs = torch.zeros(shape, dtype=torch.uint8, device=device)
-    actions = torch.zeros(args.num_steps, args.local_num_envs, dtype=torch.long, device=device)
+    obs = np.zeros(shape, np.uint8)
+    actions = np.zeros((args.num_steps, args.local_num_envs), np.int64)
     record = np.zeros((4, args.num_steps, args.local_num_envs), np.float32)
 
     envs.reset(seed=args.seed + args.rank * args.local_num_envs)
@@ -285,25 +282,28 @@ if __name__ == "__main__":
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
+        sample.fetch()
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(envs.obs)
+            obs[step] = envs.obs
             actions[step] = sample(obs[step])
             real = ~envs.ended  # the step after an episode's end only resets
-            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            _, reward, term, trunc, infos = envs.step(actions[step])
             record[:, step] = reward, term, term | trunc, real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
-        obs[-1] = torch.as_tensor(envs.obs)
+        obs[-1] = envs.obs
 
         # differs from ppo_atari.py: gradients are summed over ranks
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
+        seen = torch.as_tensor(obs, device=device)
+        taken = torch.as_tensor(actions, device=device)
         with torch.no_grad():
-            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
-            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
+            logprobs, _, values = agent.get_logprob_entropy_value(seen[:-1], taken)
+            values = torch.cat([values, agent.get_value(seen[-1:])]).cpu()  # gae is CPU work
         advantages = gae(rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
-        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        rollout = (seen[:-1], taken, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):

@@ -18,10 +18,11 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
-from cleanrl_utils.speed.graphs import accelerate
+from cleanrl_utils.speed.acting import Sampler
+from cleanrl_utils.speed.graphs import capture, compile
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        self.actor = mlp(num_obs, num_actions, std=0.01)  # small at first
+        self.actor = mlp(num_obs, num_actions, std=0.01)  # small outputs at first
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
     def normalise(self, obs: Tensor) -> Tensor:
@@ -229,15 +230,19 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     return_stats = RunningStats()
-    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    sample = Sampler(agent, device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # differs from ppo.py: actions are vectors
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
-    actions = torch.zeros(args.num_steps, *envs.action_space.shape, device=device)
+    obs = np.zeros((args.num_steps + 1, *envs.observation_space.shape), np.float32)
+    actions = np.zeros((args.num_steps, *envs.action_space.shape), np.float32)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
-
     discounted = np.zeros_like(record[0])  # returns of the open episodes so far
     envs.reset(seed=args.seed)
     state = dict(agent=agent, optimizer=optimizer, envs=envs)
@@ -247,40 +252,40 @@ if __name__ == "__main__":
         if args.anneal_lr:
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
-        # differs from ppo.py: keeps discounted returns, to scale rewards
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
+        sample.fetch()
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(envs.obs)
+            obs[step] = envs.obs
             actions[step] = sample(obs[step])
             real = ~envs.ended  # the step after an episode's end only resets
-            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            _, reward, term, trunc, infos = envs.step(actions[step])
             record[:, step] = reward, term, term | trunc, real
-            # [step - 1] is the last row, of the rollout before, where step is 0
-            discounted[step] = reward + args.gamma * discounted[step - 1] * real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
-        obs[-1] = torch.as_tensor(envs.obs)
+        obs[-1] = envs.obs
 
         # differs from ppo.py: updates the statistics and scales rewards
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
+        for t in range(args.num_steps):  # discounted[-1] is the last of the rollout before
+            discounted[t] = record[0, t] + args.gamma * discounted[t - 1] * record[3, t]
         return_stats.update(torch.as_tensor(discounted)[real > 0])
         rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes
+        seen = torch.as_tensor(obs, device=device)
+        taken = torch.as_tensor(actions, device=device)
         with torch.no_grad():
-            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
-            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
+            logprobs, _, values = agent.get_logprob_entropy_value(seen[:-1], taken)
+            values = torch.cat([values, agent.get_value(seen[-1:])]).cpu()  # gae is CPU work
         advantages = gae(rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
-        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        rollout = (seen[:-1], taken, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
-        agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: the update used the old ones
+        agent.obs_stats.update(seen[:-1].flatten(0, 1))  # only now: the update used the old ones
 
         residual = (returns - values[:-1])[real > 0]
         metrics = {"charts/learning_rate": lr} | mean_of(losses)

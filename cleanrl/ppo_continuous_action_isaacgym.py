@@ -29,10 +29,10 @@ from cleanrl_utils.environments.torch_envs import (
     brax_name,
     make_tensor_envs,
 )
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
-from cleanrl_utils.speed.graphs import accelerate
+from cleanrl_utils.speed.graphs import accelerate, capture, compile
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Agent(nn.Module):
         num_actions = envs.single_action_space.shape[0]
         self.obs_stats = RunningStats(num_obs)
         self.critic = mlp(num_obs, 1, std=1.0)
-        self.actor = mlp(num_obs, num_actions, std=0.01)  # small at first
+        self.actor = mlp(num_obs, num_actions, std=0.01)  # small outputs at first
         self.logstd = nn.Parameter(torch.zeros(num_actions))  # the same in every state
 
     def normalise(self, obs: Tensor) -> Tensor:
@@ -235,7 +235,12 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # differs from ppo_continuous_action.py: everything stays on the GPU
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
@@ -247,7 +252,8 @@ if __name__ == "__main__":
     record = torch.zeros(len(OUTCOME), *shape, device=device)
 
     envs.reset(args.seed)
-    start = run.resume(args.num_iterations, agent=agent, optimizer=optimizer, envs=envs)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     next_obs = envs.observe()
     for iteration in range(start, args.num_iterations):
         if args.anneal_lr:
@@ -274,10 +280,8 @@ if __name__ == "__main__":
         batch = [x.flatten(0, 1) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
         if args.norm_obs:
             agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: the update used the old ones

@@ -18,10 +18,10 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.multi_agent import EachPlayer, count_players, make_game
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import accelerate
+from cleanrl_utils.speed.graphs import accelerate, capture, compile
 
 
 @dataclass
@@ -134,10 +134,8 @@ class Agent(nn.Module):
         conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
         conv3 = layer_init(nn.Conv2d(64, 64, 3))
         linear = layer_init(nn.Linear(64 * 7 * 7, 512))
-        relu = nn.ReLU()
-        self.network = nn.Sequential(
-            conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu
-        )
+        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+        self.network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         scale = torch.tensor([1 / 255] * (channels - players) + [1] * players)  # 0 or 1 stay so
         self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
         self.critic = layer_init(nn.Linear(512, 1), std=1.0)
@@ -230,7 +228,12 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # One rollout, (num_steps, games, players). obs has one row more: what the last actions led to.
     obs_shape = envs.observation_space.shape
@@ -277,10 +280,8 @@ if __name__ == "__main__":
         batch = [x.flatten(0, 2).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
 
         residual = (returns - values[:-1])[real > 0]

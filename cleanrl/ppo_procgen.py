@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import accelerate, to_device
+from cleanrl_utils.speed.graphs import accelerate, capture, compile, to_device
 
 
 @dataclass
@@ -260,7 +260,12 @@ if __name__ == "__main__":
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     return_stats = RunningStats()
     sample = accelerate(torch.no_grad()(agent.act_logprob_value), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.
     shape = (args.num_steps, args.num_envs)
@@ -285,8 +290,6 @@ if __name__ == "__main__":
             real = ~envs.ended  # the step after an episode's end only resets
             _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
             record[:, step] = reward, term, term | trunc, real
-            # [step - 1] is the last row, of the rollout before, where step is 0
-            discounted[step] = reward + args.gamma * discounted[step - 1] * real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
         with torch.no_grad():
@@ -295,6 +298,8 @@ if __name__ == "__main__":
         # differs from ppo_atari_envpool.py: scales rewards
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
+        for t in range(args.num_steps):  # discounted[-1] is the last of the rollout before
+            discounted[t] = record[0, t] + args.gamma * discounted[t - 1] * record[3, t]
         return_stats.update(torch.as_tensor(discounted)[real > 0])
         rewards = (rewards / return_stats.std).clamp(-10, 10)  # only their size changes, not sign
         old_values = values.cpu()  # small and sequential: advantages are CPU work
@@ -304,10 +309,8 @@ if __name__ == "__main__":
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
 
         residual = (returns - old_values[:-1])[real > 0]

@@ -18,10 +18,10 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.envpool import Pool
 from cleanrl_utils.environments.making import make
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import accelerate, to_device
+from cleanrl_utils.speed.graphs import capture, compile, to_device
 from cleanrl_utils.speed.inference import PolicyOnDevice
 
 STICKY = 0.25  # probability that a frame repeats the last action (sticky actions)
@@ -204,8 +204,7 @@ class Agent(nn.Module):
         self.frame_stats = RunningStats(84, 84)
         self.curiosity_stats = RunningStats()
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Features of images: bytes, (..., frames, 84, 84)."""
+    def features(self, obs: Tensor) -> Tensor:  # bytes, (..., frames, 84, 84)
         pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
         return self.network(pixels / 255).unflatten(0, obs.shape[:-3])
 
@@ -314,7 +313,12 @@ if __name__ == "__main__":
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
     policy = PolicyOnDevice(partial(agent.act, greedy=False), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # differs from ppo_atari_envpool.py: two streams of rewards
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
@@ -383,10 +387,8 @@ if __name__ == "__main__":
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
 
         extrinsic = returns[..., 0][real > 0]

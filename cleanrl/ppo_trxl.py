@@ -183,9 +183,8 @@ class Agent(nn.Module):
             conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
             conv3 = layer_init(nn.Conv2d(64, 64, 3))
             linear = layer_init(nn.Linear(64 * 7 * 7, dim))
-            relu = nn.ReLU()
-            convs = [conv1, relu, conv2, relu, conv3, relu]
-            self.encoder = nn.Sequential(*convs, nn.Flatten(), linear, relu)
+            convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+            self.encoder = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         else:
             self.encoder = layer_init(nn.Linear(shape[0], dim))
         self.register_buffer("waves", 1e4 ** (-torch.arange(0, dim, 2) / dim), persistent=False)

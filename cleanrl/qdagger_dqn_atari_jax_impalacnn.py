@@ -106,14 +106,13 @@ def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
+    if is_atari(env_id):  # the wrappers skip frames, not the game; gray is fastest from ALE itself
+        env_kwargs = {"frameskip": 1, "obs_type": "grayscale"} | env_kwargs
 
     def thunk() -> gym.Env:
-        # the wrappers skip frames, not the game; gray is fastest from the console itself
-        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        film = video_folder if capture_video and idx == 0 else None
-        env = make(env_id, film, **game, **env_kwargs)
-        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
-        if game:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if is_atari(env_id):
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)

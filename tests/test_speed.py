@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from cleanrl_utils.running.losses import Means, mean_of
+from cleanrl import ppo, ppo_continuous_action
+from cleanrl_utils.running.losses import Means, mean_of, stack
 from cleanrl_utils.speed import graphs
+from cleanrl_utils.speed.acting import Sampler
 from cleanrl_utils.speed.graphs import CudaGraph, accelerate, capture, copy_of
 from cleanrl_utils.speed.inference import PolicyOnDevice
 
@@ -188,3 +191,51 @@ def test_resumed_means_can_be_taken_at_once() -> None:
 def test_mean_of_updates() -> None:
     found = mean_of([losses(1.0, 10.0), losses(3.0, 30.0)])
     assert {tag: x.item() for tag, x in found.items()} == {"losses/a": 2.0, "losses/b": 20.0}
+
+
+def sampler_args(num_envs: int) -> SimpleNamespace:
+    return SimpleNamespace(num_envs=num_envs, compile=False, cudagraphs=True)
+
+
+def small_agents() -> list[nn.Module]:
+    """Agents of PPO for discrete and for continuous actions, of different weights."""
+    spaces = dict(single_observation_space=SimpleNamespace(shape=(5,)))
+    discrete = SimpleNamespace(**spaces, single_action_space=SimpleNamespace(n=3))
+    vectors = SimpleNamespace(**spaces, single_action_space=SimpleNamespace(shape=(2,)))
+    continuous = ppo_continuous_action.Agent(vectors)
+    continuous.obs_stats.update(3 + 2 * torch.randn(100, 5))
+    return [ppo.Agent(discrete), continuous]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_rollouts_act_in_numpy_as_torch_does(which: int) -> None:
+    agent = small_agents()[which]
+    sample = Sampler(agent, CPU, sampler_args(4))
+    assert sample.in_numpy
+    for seed in range(3):
+        obs = np.random.default_rng(seed).standard_normal((4, 5)).astype(np.float32)
+        torch.manual_seed(seed)
+        actions = sample(obs)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            expected = agent.act(torch.from_numpy(obs), greedy=False).numpy()
+            np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
+            for parameter in agent.parameters():  # as an optimizer does
+                parameter += 0.1 * torch.randn_like(parameter)
+        assert actions.dtype == expected.dtype
+
+
+def test_rollouts_of_other_networks_act_in_torch() -> None:
+    agent = small_agents()[0]
+    assert Sampler(agent, CPU, sampler_args(9)).in_numpy is None
+    agent.actor = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3))
+    sample = Sampler(agent, CPU, sampler_args(4))
+    assert sample.in_numpy is None
+    assert sample(np.zeros((4, 5), np.float32)).shape == (4,)
+
+
+def test_losses_of_epochs_are_averaged_over_all_minibatches() -> None:
+    epochs = [stack([{"a": torch.tensor(1.0)}, {"a": torch.tensor(2.0)}]) for _ in range(2)]
+    assert epochs[0]["a"].tolist() == [1.0, 2.0]
+    assert mean_of(epochs)["a"] == 1.5
+    assert mean_of([{"a": torch.tensor(1.0)}, {"a": torch.tensor(4.0)}])["a"] == 2.5

@@ -6,13 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Losses = dict[str, Tensor]  # a scalar for each tag
+Losses = dict[str, Tensor]  # for each tag a scalar, or one per update
+
+
+def stack(updates: Sequence[Losses]) -> Losses:
+    """The losses of several updates as one tensor for each tag."""
+    return {tag: torch.stack([losses[tag] for losses in updates]) for tag in updates[0]}
 
 
 def mean_of(updates: Sequence[Losses]) -> Losses:
     """The mean of each loss over several updates."""
     rows = torch.stack([torch.stack(list(losses.values())) for losses in updates])
-    return dict(zip(updates[0], rows.mean(0), strict=True))
+    return dict(zip(updates[0], rows.transpose(0, 1).flatten(1).mean(1), strict=True))
 
 
 class Means:

@@ -1,0 +1,52 @@
+"""benchmark/speed.py: figures that are kept, and the check that compares with them."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("speed_suite", ROOT / "benchmark/speed.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "speed_suite", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "FIGURES", tmp_path / "speed.csv")
+    return module
+
+
+def test_figures_are_kept_by_script_and_hardware(speed) -> None:
+    ppo = speed.Figure("ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 270, 0, "abc")
+    other = replace(ppo, hardware="a GPU", steps_per_second=9000)
+    speed.write([ppo, other])
+    speed.write([replace(ppo, steps_per_second=1100)])
+    figures = speed.committed()
+    assert figures["ppo", "a CPU"].steps_per_second == 1100
+    assert figures["ppo", "a GPU"] == other
+
+
+def test_only_a_loss_beyond_the_noise_is_named(speed) -> None:
+    before = speed.Figure("ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 270, 0, "abc")
+    assert speed.slower(replace(before, steps_per_second=920), before) == ""
+    assert "ppo is 20% slower" in speed.slower(replace(before, steps_per_second=800), before)
+    noisy = replace(before, steps_per_second=800, spread=0.3)
+    assert speed.slower(noisy, before) == ""
+    assert speed.slower(replace(before, steps_per_second=1), None) == ""
+
+
+def test_every_case_is_a_script_with_its_own_flags(speed) -> None:
+    for name, case in speed.CASES.items():
+        text = (ROOT / "cleanrl" / f"{name}.py").read_text()
+        for word in case.flags.split():
+            assert not word.startswith("--") or word[2:].replace("-", "_") in text, (name, word)
+
+
+def test_an_environment_is_measured_alone(speed) -> None:
+    assert speed.environment_process("ppo") > 0
