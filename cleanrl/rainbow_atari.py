@@ -95,14 +95,13 @@ def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
     """A function that makes one environment; the first of them may be filmed."""
+    if is_atari(env_id):  # the wrappers skip frames, not the game; gray is fastest from ALE itself
+        env_kwargs = {"frameskip": 1, "obs_type": "grayscale"} | env_kwargs
 
     def thunk() -> gym.Env:
-        # the wrappers skip frames, not the game; gray is fastest from the console itself
-        game = {"frameskip": 1, "obs_type": "grayscale"} if is_atari(env_id) else {}
-        film = video_folder if capture_video and idx == 0 else None
-        env = make(env_id, film, **game, **env_kwargs)
-        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
-        if game:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if is_atari(env_id):
             env = atari.NoopReset(env, noop_max=30)
             env = atari.MaxAndSkip(env, skip=4)
             env = atari.EpisodicLife(env)
@@ -197,10 +196,9 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     position = ((returns - atoms[0]) / spacing).clamp(0, last)
     nearest = position.round()  # rounding errors must not move mass away from an atom that is met
     position = torch.where(abs(position - nearest) < 1e-4, nearest, position)
-    below = position.floor()
-    share_above = position - below
-    lower = below.long()
+    lower = position.long()
     upper = (lower + 1).clamp(max=last)
+    share_above = position - lower
     projected = torch.zeros_like(probs).scatter_add_(1, lower, probs * (1 - share_above))
     return projected.scatter_add_(1, upper, probs * share_above)
 
@@ -221,7 +219,7 @@ def update(
         next_probs = target_network(next_obs).softmax(-1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
         # rewards are sums over n steps, discounts gamma^n, and 0 after termination
-        returns = rewards.unsqueeze(1) + discounts.unsqueeze(1) * atoms
+        returns = rewards[:, None] + discounts[:, None] * atoms
         target_probs = project(next_probs, returns, atoms)
     logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
@@ -252,8 +250,7 @@ if __name__ == "__main__":
     q_network = QNetwork(envs, args).to(device)
     target_network = QNetwork(envs, args).to(device)
     target_network.load_state_dict(q_network.state_dict())
-    # eps as in the paper of Rainbow
-    adam = dict(eps=1.5e-4, fused=True, capturable=device.type == "cuda")
+    adam = dict(eps=1.5e-4, fused=True, capturable=device.type == "cuda")  # paper's
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     replay = partial(
         PrioritizedFrameReplayBuffer,
