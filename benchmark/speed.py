@@ -143,6 +143,7 @@ CASES = {
     "dqn_atari_jax": Case(PONG, 3_000, FRAMES),
     "c51_atari": Case(PONG, 3_000, FRAMES),
     "c51_atari_jax": Case(PONG, 3_000, FRAMES),
+    "rainbow_atari": Case(PONG, 3_000, FRAMES),
     "sac_atari": Case(PONG, 1_200, FRAMES),
 }
 for name in ("tqc", "simbav2"):

@@ -562,6 +562,19 @@ SCRIPTS = [
         needs=["ale_py", "cv2"],
     ),
     Script(
+        name="rainbow_atari",
+        env_id="BreakoutNoFrameskip-v4",
+        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK} {SHORT_GAMES}",
+        tags=C51_TAGS,
+        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE} --batch-size 16 --torch-threads 1"
+        " --total-timesteps 280",
+        probe_suffix="Pixels",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: torch_call(partial(g["q_network"].q_values, noisy=False), obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+        needs=["ale_py", "cv2"],
+    ),
+    Script(
         name="sac_continuous_action_jax",
         env_id="Pendulum-v1",
         quick=OFF_POLICY_QUICK,

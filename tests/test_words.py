@@ -71,7 +71,7 @@ OTHER_MEANINGS = [
     (
         "num_envs",
         "number of parallel environments; other settings count steps of single environments",
-        "dqn* c51* sac_* td3_* ddpg_* qdagger_* tqc_* simbav2_* crossq_* droq_*",
+        "dqn* c51* rainbow_* sac_* td3_* ddpg_* qdagger_* tqc_* simbav2_* crossq_* droq_*",
     ),
     (
         "backend",
@@ -81,7 +81,7 @@ OTHER_MEANINGS = [
     (
         "buffer_size",
         "number of transitions in the replay memory; 1,000,000 take 6.6 GiB",
-        "dqn_atari* c51_atari* sac_atari qdagger_*",
+        "dqn_atari* c51_atari* rainbow_atari sac_atari qdagger_*",
     ),
     (
         "learning_starts",

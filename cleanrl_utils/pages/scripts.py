@@ -23,6 +23,7 @@ RELATIVES = {
     "ppo_trxl": "ppo_atari_lstm",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
+    "rainbow_atari": "c51_atari",
     "td3_continuous_action": "ddpg_continuous_action",
     "sac_continuous_action": "td3_continuous_action",
     "tqc_continuous_action": "sac_continuous_action",
@@ -227,7 +228,7 @@ def read_scripts() -> dict[str, Script]:
     paths = sorted((ROOT / "cleanrl").glob("[a-z]*.py"))
     names = {path.stem for path in paths}
     scripts = {path.stem: Script(path.stem, path.read_text(), names) for path in paths}
-    order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "sac": 4, "td3": 5, "ddpg": 6}
+    order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "rainbow": 4, "sac": 5, "td3": 6, "ddpg": 7}
     rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.pictures, x.name)  # noqa: E731
     return {script.name: script for script in sorted(scripts.values(), key=rank)}
 
