@@ -47,7 +47,7 @@ class Args(PixelArgs):
     v_max: float = 10
     """largest atom of the return distribution"""
     n_step: Count = 3
-    """number of steps of the returns"""
+    """number of rewards in an n-step return"""
     noisy_sigma: NonNegative = 0.5
     """initial scale of the noise in the noisy layers"""
     prioritized_replay_alpha: NonNegative = 0.5

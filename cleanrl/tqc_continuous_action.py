@@ -61,7 +61,7 @@ class Args(TorchArgs):
     critic_width: Count = 512
     """width of the hidden layers of the critics"""
     n_quantiles: Count = 25
-    """number of quantiles of the return distribution that a critic predicts"""
+    """number of quantiles of the return distribution"""
     top_quantiles_to_drop_per_net: Natural = 2
     """number of largest quantiles per critic that the target drops; more: less overestimation"""
 

@@ -70,7 +70,7 @@ class MaskInObservation(gym.Wrapper):
         problem = self._check(mask) if self.known else ""
         if problem and not ended:
             raise ValueError(problem)
-        if problem or not self.known:
+        if mask is None or problem or not self.known:
             mask = np.ones(self.num_actions)  # at the end of an episode, no action follows
         if self.key_in_observation:
             obs = {key: x for key, x in obs.items() if key != KEY}
