@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 PINS := requirements/requirements.txt requirements/constraints.txt pyproject.toml
-TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax optuna plot cloud docs
+TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax playground optuna plot cloud docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -98,7 +98,7 @@ $(STAMPS)/%: requirements/requirements-%.txt $(PINS) | $(STAMPS)/venv
 	$(INSTALL) -r $<
 	@touch $(STAMPS)/base $@
 
-$(STAMPS)/memory_gym: requirements/requirements-memory_gym.txt requirements/no-deps.txt $(PINS) | $(STAMPS)/venv
+$(STAMPS)/playground $(STAMPS)/memory_gym: $(STAMPS)/%: requirements/requirements-%.txt requirements/no-deps.txt $(PINS) | $(STAMPS)/venv
 	$(INSTALL) -r $<
 	$(INSTALL) --no-deps -r requirements/no-deps.txt
 	@touch $(STAMPS)/base $@

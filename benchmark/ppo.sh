@@ -9,6 +9,42 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 
+# Taxi with and without masks, and the known test of masking
+python -m cleanrl_utils.benchmark \
+    --env-ids Taxi-v4 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 8 --learning-rate 2.5e-3 \
+        --total-timesteps 100000" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+python -m cleanrl_utils.benchmark \
+    --env-ids Taxi-v4 \
+    --command "python cleanrl/ppo.py --no-cuda --num-envs 8 --learning-rate 2.5e-3" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+python -m cleanrl_utils.benchmark \
+    --env-ids cleanrl_utils.environments.examples:MostlyInvalid-v0 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --gamma 0.4 --gae-lambda 0 \
+        --total-timesteps 5000 --num-steps 250 --num-minibatches 20 --update-epochs 10 \
+        --learning-rate 3e-3 --no-anneal-lr --save-model --eval-episodes 20" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
+# connect four by self-play
+python -m cleanrl_utils.benchmark \
+    --env-ids pettingzoo/connect_four_v3 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 16 --learning-rate 1e-3 \
+        --save-model --eval-episodes 200" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
+# a picture and a vector, two actions
+python -m cleanrl_utils.benchmark \
+    --env-ids cleanrl_utils.environments.examples:LookAndListen-v0 \
+    --command "python cleanrl/ppo_multi_input.py --no-cuda --total-timesteps 20000 \
+        --learning-rate 1e-3" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
 # MuJoCo on the CPU, 1 million steps
 python -m cleanrl_utils.benchmark \
     --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Pusher-v5 \
@@ -25,6 +61,22 @@ for script in ppo_continuous_action rpo_continuous_action; do
         --num-seeds 3 \
         --workers "${WORKERS:-2}"
 done
+
+# velocities hidden, on the CPU: with a GRU, and without memory
+memory=cleanrl_utils.environments.memory
+for command in "ppo_recurrent.py" "ppo.py --total-timesteps 300000"; do
+    python -m cleanrl_utils.benchmark \
+        --env-ids $memory:CartPoleNoVel-v1 \
+        --command "python cleanrl/$command --no-cuda" \
+        --num-seeds 5 \
+        --workers "${WORKERS:-2}"
+done
+python -m cleanrl_utils.benchmark \
+    --env-ids $memory:PendulumNoVel-v1 \
+    --command "python cleanrl/ppo_recurrent.py --no-cuda --total-timesteps 300000 --gamma 0.9 \
+        --update-epochs 10 --num-envs 64 --num-steps 32" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
 
 # Atari on one GPU, 10 million steps
 for script in ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan; do

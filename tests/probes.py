@@ -1,9 +1,12 @@
 """Probe environments with known values, which a correct algorithm learns in seconds.
 
-Ids: ProbeConstant-v0 and so on; with a suffix for continuous actions (ProbeConstantContinuous-v0)
-or 84x84 images (ProbeConstantPixels-v0). Scripts take them as `--env-id probes:ProbeConstant-v0`.
+Ids: ProbeConstant-v0 and so on; with a suffix for continuous actions (ProbeConstantContinuous-v0),
+84x84 images (ProbeConstantPixels-v0), action masks (ProbeConstantMasked-v0), or a picture beside a
+vector and two actions (ProbeConstantParts-v0). Scripts take them as
+`--env-id probes:ProbeConstant-v0`.
 """
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -213,12 +216,60 @@ for name, space in ODD.items():
 numbers = {"actions": ODD["BytesContinuous"], "dtype": np.int64}
 gym.register("ProbeOddNumbersContinuous-v0", Odd, kwargs=numbers)
 
+
+class Masked(gym.Wrapper):
+    """Two pairs of actions, (0, 1) and (2, 3), of which one is valid; the other is an error."""
+
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        obs, _ = self.env.reset(**kwargs)
+        return obs, self.mask_pair()
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert self.mask[action] == 1, "an invalid action"
+        obs, reward, terminated, truncated, _ = self.env.step(action % 2)
+        return obs, float(reward), terminated, truncated, self.mask_pair()
+
+    def mask_pair(self) -> dict[str, np.ndarray]:
+        pairs = np.array([[1, 1, 0, 0], [0, 0, 1, 1]], np.int8)
+        self.mask = self.unwrapped.np_random.choice(pairs)
+        return {"action_mask": self.mask}
+
+
+class Parts(gym.Wrapper):
+    """The cue as a small picture and a vector of ones; two actions, of which the first counts."""
+
+    observation_space = gym.spaces.Dict(
+        picture=gym.spaces.Box(0, 255, (12, 12, 3), np.uint8),
+        vector=gym.spaces.Box(-1, 1, (2,), np.float32),
+    )
+    action_space = gym.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, **kwargs: Any) -> tuple[dict, dict]:
+        obs, info = self.env.reset(**kwargs)
+        return self.show(obs), info
+
+    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
+        obs, reward, *rest = self.env.step(action[0])
+        return (self.show(obs), float(reward), *rest)
+
+    def show(self, obs: np.ndarray) -> dict[str, np.ndarray]:
+        return {"picture": image(obs.item())[::7, ::7], "vector": np.ones(2, np.float32)}
+
+
+def wrapped(wrapper: type, probe: type, **kwargs: Any) -> gym.Env:
+    return wrapper(probe(**kwargs))
+
+
 PROBES = [Constant, Cue, Discount, Action, Both, Truncation, Memory, Streak, Lengths]
 for probe in PROBES:
     name = f"Probe{probe.__name__}"
     gym.register(f"{name}-v0", probe)
     gym.register(f"{name}Continuous-v0", probe, kwargs={"actions": "continuous"})
     gym.register(f"{name}Pixels-v0", probe, kwargs={"pixels": True})
+    for wrapper in (Masked, Parts):
+        gym.register(f"{name}{wrapper.__name__}-v0", partial(wrapped, wrapper, probe))
 
 
 def see_each_picture_once(monkeypatch: Any) -> None:

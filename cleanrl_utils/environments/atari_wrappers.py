@@ -167,7 +167,9 @@ class Grayscale(gym.wrappers.GrayscaleObservation):
     def __init__(self, env: gym.Env):
         env_id = getattr(env.spec, "id", env.unwrapped)
         has_images = len(env.observation_space.shape or ()) == 3
-        require(has_images, f"--env-id {env_id}: has no images: use ppo.py or dqn.py")
+        several = isinstance(env.observation_space, gym.spaces.Dict | gym.spaces.Tuple)
+        instead = "ppo_multi_input.py" if several else "ppo.py or dqn.py"
+        require(has_images, f"--env-id {env_id}: has no images: use {instead}")
         super().__init__(env)
 
 

@@ -9,17 +9,19 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
+import numpy as np
 
+from cleanrl_utils.environments.spaces import parts_of
 from cleanrl_utils.errors import BadInput, missing_package, require, silenced
 
 # SDL (pygame) would catch SIGTERM, and `kill` and `timeout` could not end a run
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 # without its dependencies: it asks for a Gymnasium of 2023
-MEMORY_GYM = "pip install --no-deps -r requirements/no-deps.txt"
+NO_DEPS = "pip install --no-deps -r requirements/no-deps.txt"
 
 
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
@@ -107,6 +109,8 @@ def register_family(env_id: str) -> None:
         register_dm_control()
     elif any(name in env_id for name in ("MortarMayhem", "MysteryPath", "SearingSpotlights")):
         register_memory_gym()
+    elif env_id.startswith("pettingzoo/"):
+        register_board_game(env_id)
     elif "mujoco" in str(getattr(gym.registry.get(env_id), "entry_point", "")):
         quieten_mujoco()
 
@@ -143,6 +147,14 @@ def register_dm_control() -> None:
     gym.register_envs(shimmy)
 
 
+def register_board_game(env_id: str) -> None:
+    """A classic game of PettingZoo by its name, e.g. pettingzoo/connect_four_v3."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    entry_point = "cleanrl_utils.environments.board_games:make_board_game"
+    if env_id not in gym.registry:
+        gym.register(env_id, entry_point, kwargs={"name": env_id.partition("/")[2]})
+
+
 def register_memory_gym() -> None:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame, without a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
@@ -150,7 +162,7 @@ def register_memory_gym() -> None:
     try:
         import memory_gym
     except ImportError:
-        hint = f"{MEMORY_GYM} (or make install-memory_gym)"
+        hint = f"{NO_DEPS} (or make install-memory_gym)"
         raise BadInput(f"memory-gym is not installed: {hint}") from None
     for cls in vars(memory_gym).values():
         if isinstance(cls, type):
@@ -198,22 +210,32 @@ def first_line(error: Exception) -> str:
 
 
 def require_spaces(
-    envs: gym.vector.VectorEnv, env_id: str, actions: type, instead: str, bounded: bool = False
+    envs: gym.vector.VectorEnv, env_id: str, actions: Any, instead: str, bounded: bool = False
 ) -> None:
-    """Stop unless the action space is of type `actions`, Discrete (from 0) or Box (vectors).
-
-    `instead` is the script for the other type; `bounded`: the actions must have bounds.
-    """
+    """require_actions, for scripts that make one vector of each observation."""
     warn_of_flattened_images(envs, env_id)
+    require_actions(envs, env_id, actions, instead, bounded)
+
+
+def require_actions(
+    envs: gym.vector.VectorEnv, env_id: str, actions: Any, instead: str, bounded: bool = False
+) -> None:
+    """Stop unless the action space is of type `actions` or one of several: `Discrete | ...`.
+
+    `instead` is the script for Box where this one needs discrete actions, or the other way round.
+    Discrete actions must start at 0, a Box must be vectors, with bounds if `bounded`.
+    """
     space = envs.single_action_space
-    kind = type(space).__name__
     has = f"--env-id {env_id} has"
-    hint = f": use {instead}" if isinstance(space, gym.spaces.Discrete | gym.spaces.Box) else ""
-    needs = f"{has} {kind} actions, this script needs {actions.__name__}{hint}"
+    several = isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
+    single = isinstance(space, gym.spaces.Discrete | gym.spaces.Box)
+    hint = f": use {instead}" if single else ": use ppo_multi_input.py" if several else ""
+    wanted = " or ".join(kind.__name__ for kind in get_args(actions) or [actions])
+    needs = f"{has} {type(space).__name__} actions, this script needs {wanted}{hint}"
     require(isinstance(space, actions), needs)
-    if isinstance(space, gym.spaces.Discrete):
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         numbers = f"{has} actions that start at {space.start}, this script needs actions from 0"
-        require(space.start == 0, numbers)
+        require(not np.any(space.start), numbers)
     if isinstance(space, gym.spaces.Box):
         vectors = f"{has} actions of shape {space.shape}, this script needs vectors"
         require(len(space.shape) == 1, vectors)
@@ -224,11 +246,17 @@ def require_spaces(
 def warn_of_flattened_images(envs: gym.vector.VectorEnv, env_id: str) -> None:
     """Warn that this script makes one long vector of each image, hardly ever the right choice."""
     inner = getattr(envs, "envs", [None])[0]
-    shape = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space()).shape
+    space = getattr(getattr(inner, "unwrapped", None), "observation_space", gym.Space())
+    spaces = parts_of(space)
+    shapes = [part.shape for part in spaces if len(part.shape or ()) == 3]
     flat = len(envs.single_observation_space.shape or ()) == 1
-    if flat and shape is not None and len(shape) == 3:
-        print(
-            f"note: --env-id {env_id} has images of shape {shape}, which this script flattens into"
-            " vectors: ppo_atari.py and dqn_atari.py have convolutional networks",
-            file=sys.stderr,
-        )
+    if not flat or not shapes:
+        return
+    better = "ppo_atari.py and dqn_atari.py have convolutional networks"
+    if len(spaces) > 1:
+        better = "ppo_multi_input.py has an encoder for each part of an observation"
+    print(
+        f"note: --env-id {env_id} has images of shape {shapes[0]}, which this script flattens into"
+        f" vectors: {better}",
+        file=sys.stderr,
+    )

@@ -224,17 +224,24 @@ def indent(text: str) -> str:
 # -- charts ----------------------------------------------------------------------------------
 
 
-def charts_html(groups: list[Group], published: Published, controls: bool = True) -> str:
-    """The data of curves.js: one chart per environment, with published results dashed."""
+def charts_html(
+    groups: list[Group],
+    published: Published,
+    controls: bool = True,
+    labels: dict[str, str] | None = None,
+) -> str:
+    """The data of curves.js: one chart per environment, with published results dashed. `labels`
+    has other names for the lines, by script; without it they are the experiments' names."""
+    label = lambda group: (labels or {}).get(group.script, group.name)  # noqa: E731
     charts = []
     for env_id in dict.fromkeys(group.env_id for group in groups):
         here = [group for group in groups if group.env_id == env_id]
-        lines = [{"name": group.name, "runs": curves_of(group)} for group in here]
+        lines = [{"name": label(group), "runs": curves_of(group)} for group in here]
         same = len({group.script for group in here}) == 1
         cited = published.get((here[0].script, env_id), [])[:1] if same else []
         marks = [mark(row) for row in cited]
         charts.append({"env": env_id, "marks": marks, "lines": lines})
-    names = {group.name for group in groups}
+    names = {label(group) for group in groups}
     data = {"colors": colors(len(names)), "charts": charts, "controls": controls}
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return f'<div class="curves"><script type="application/json">{text}</script></div>'

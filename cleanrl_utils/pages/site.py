@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cleanrl_utils.pages import films, notes, overview, reference, results, suite, tuned
+from cleanrl_utils.pages import films, notes, overview, reference, results, suite, tuned, which_one
 from cleanrl_utils.pages.code import source_html
 from cleanrl_utils.pages.diffs import diff_html, diff_size
 from cleanrl_utils.pages.scripts import ROOT, Script, read_scripts
@@ -136,6 +136,17 @@ class Site:
         pages = {x.name: posixpath.basename(x.page) for x in self.scripts.values()}
         table = results.everything_table(every, pages, self.published)
         return table + "\n\n" + self.keep(results.charts_html(every, {}))
+
+    def make_contest(self, scripts: list[Script], what: str | None) -> str:
+        """Algorithms for continuous control: tables at equal steps and minutes, and a chart."""
+        found = which_one.contests(self.groups)
+        if not found:
+            return which_one.NOTHING
+        out = [self.keep(which_one.chart(found)), which_one.missing(found)]
+        out += ["## After equal steps", which_one.table(found, which_one.STEPS)]
+        out += ["## After equal minutes", which_one.table(found, which_one.MINUTES)]
+        out += ["Hardware:", which_one.hardware(found)]
+        return "\n\n".join(part for part in out if part)
 
     def make_suite(self, scripts: list[Script], what: str | None) -> str:
         """The MinAtar suite: statistics across games, charts with intervals, a table by game."""

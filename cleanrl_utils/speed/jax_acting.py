@@ -74,6 +74,7 @@ ELEMENTWISE: dict[str, Callable] = {
     "max": np.maximum,
     "min": np.minimum,
     "exp": np.exp,
+    "sqrt": np.sqrt,
     "tanh": np.tanh,
     "stop_gradient": lambda x: x,
 }

@@ -3,6 +3,7 @@
     python docs/examples/ppo_masked.py --env-id Taxi-v4
 
 Paper: https://arxiv.org/abs/2006.14171. How it was made: docs/advanced/your-own-variant.md
+The script to use, for more kinds of masks and actions: cleanrl/ppo_action_mask.py
 """
 
 from collections.abc import Callable

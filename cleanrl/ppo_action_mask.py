@@ -1,0 +1,285 @@
+"""PPO with invalid action masking, for vector observations and one or several discrete actions.
+
+    python cleanrl/ppo_action_mask.py --env-id Taxi-v4
+
+Paper: https://arxiv.org/abs/2006.14171. Every detail: docs/rl-algorithms/ppo-action-mask.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.environments.board_games import SelfPlay, is_board_game
+from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.masks import MaskInObservation
+from cleanrl_utils.environments.spaces import count_choices
+from cleanrl_utils.environments.vector import SyncVectorEnv
+from cleanrl_utils.running.losses import Losses, mean_of, stack
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
+from cleanrl_utils.speed.acting import Sampler
+from cleanrl_utils.speed.graphs import capture, compile
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "Taxi-v4"
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 500_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: Count = 4
+    """number of parallel environments"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
+    anneal_lr: bool = True
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
+    """discount factor"""
+    gae_lambda: Share = 0.95
+    """lambda of generalised advantage estimation"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
+    norm_adv: bool = True
+    """normalise advantages per minibatch"""
+    clip_coef: NonNegative = 0.2
+    """clipping coefficient of the policy objective: the ratio stays within 1 ± this"""
+    clip_vloss: bool = True
+    """clip the value loss with the same coefficient as the policy objective"""
+    ent_coef: NonNegative = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: NonNegative = 0.5
+    """coefficient of the value loss"""
+    max_grad_norm: NonNegative = 0.5
+    """maximum norm of the gradient"""
+    target_kl: NonNegative | None = None
+    """stop an update after the epoch in which the approximate KL divergence exceeds this"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
+        require(self.num_steps >= least, f"--num-steps must be at least {least}")
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+# differs from ppo.py: the mask is the end of the observation
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        env = MaskInObservation(env)  # a vector: the flat observation, then the mask
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+# differs from ppo.py: board games by self-play
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    players = 2 if is_board_game(args.env_id) else 1
+    if players == 2:  # both are the agent; in evaluation, the opponent is random
+        require(args.num_envs % 2 == 0, "--num-envs must be even: a game has two players")
+        kwargs["opponent"] = "self"
+    games = range(args.num_envs // players)
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in games]
+    return SelfPlay(thunks) if players == 2 else SyncVectorEnv(thunks)
+
+
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
+    first = layer_init(nn.Linear(inputs, 64))
+    second = layer_init(nn.Linear(64, 64))
+    last = layer_init(nn.Linear(64, outputs), std)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+
+
+# differs from ppo.py: invalid actions have probability zero; one or several actions
+class Agent(nn.Module):
+    """Actor and critic, two networks that share nothing; they do not see the mask itself."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__()
+        self.action_shape = envs.single_action_space.shape  # () for Discrete
+        self.choices = count_choices(envs.single_action_space)  # of each action
+        self.num_obs = envs.single_observation_space.shape[0] - sum(self.choices)
+        self.critic = mlp(self.num_obs, 1, std=1.0)
+        self.actor = mlp(self.num_obs, sum(self.choices), std=0.01)  # small outputs at first
+
+    def get_logits(self, obs: Tensor) -> Tensor:
+        """Logits of all actions: softmax gives invalid ones probability 0, hence no gradient."""
+        mask = obs[..., self.num_obs :]
+        logits = self.actor(obs[..., : self.num_obs])
+        return logits.masked_fill(mask == 0, -1e8)  # not -inf: 0 * inf is NaN in the entropy
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        logits = self.get_logits(obs)
+        if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
+            logits = logits - torch.empty_like(logits).exponential_().log()
+        if not self.action_shape:  # Discrete
+            return logits.argmax(-1)
+        actions = [x.argmax(-1) for x in logits.split(self.choices, -1)]
+        return torch.stack(actions, -1).view(*obs.shape[:-1], *self.action_shape)
+
+    def get_value(self, obs: Tensor) -> Tensor:
+        return self.critic(obs[..., : self.num_obs]).squeeze(-1)
+
+    def get_logprob_entropy_value(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, ...]:
+        """The actions are independent: log-probabilities and entropies are sums over them."""
+        logits = self.get_logits(obs).split(self.choices, -1)
+        actions = actions.view(*obs.shape[:-1], len(self.choices))
+        logprob = entropy = torch.zeros((), device=obs.device)
+        for i, x in enumerate(logits):
+            logprobs = x.log_softmax(-1)
+            logprob = logprob + logprobs.gather(-1, actions[..., i : i + 1]).squeeze(-1)
+            entropy = entropy - (logprobs.exp() * logprobs).sum(-1)  # invalid: 0 * -1e8 = 0
+        return logprob, entropy, self.get_value(obs)
+
+
+def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args) -> Tensor:
+    """Advantages of a rollout; all are (num_steps, num_envs), values have one row more."""
+    # A truncated episode bootstraps from its last observation, which is in the next row.
+    delta = rewards + args.gamma * values[1:] * (1 - terminated) - values[:-1]
+    decay = args.gamma * args.gae_lambda * (1 - done)  # the sum stops at the end of an episode
+    advantages = torch.empty_like(delta)
+    last = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        advantages[t] = last = delta[t] + decay[t] * last
+    return advantages
+
+
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: steps that only reset an environment do not count."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
+    """One gradient step; returns the losses and diagnostics of its minibatch."""
+    obs, actions, logprobs, values, advantages, returns, real = minibatch
+    newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
+    logratio = newlogprob - logprobs
+    ratio = logratio.exp()
+    if args.norm_adv:
+        centred = advantages - masked_mean(advantages, real)
+        variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
+        advantages = centred / (variance.sqrt() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+
+    v_error = (newvalue - returns).square()
+    if args.clip_vloss:
+        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
+        v_error = torch.max(v_error, (clipped_value - returns).square())
+    v_loss = 0.5 * masked_mean(v_error, real)
+    entropy = masked_mean(entropy, real)
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    losses = {
+        "losses/value_loss": v_loss,
+        "losses/policy_loss": pg_loss,
+        "losses/entropy": entropy,
+        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
+        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+    }
+    return {tag: loss.detach() for tag, loss in losses.items()}
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.videos)
+    discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
+    require_spaces(envs, args.env_id, discrete, "ppo_continuous_action.py")
+
+    agent = Agent(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
+    optimizer = optim.Adam(agent.parameters(), lr, **adam)
+    sample = Sampler(agent, device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
+
+    # differs from ppo.py: one or several actions
+    # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
+    obs = np.zeros((args.num_steps + 1, *envs.observation_space.shape), np.float32)
+    actions = np.zeros((args.num_steps, *envs.action_space.shape), np.int64)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
+    envs.reset(seed=args.seed)
+    state = dict(agent=agent, optimizer=optimizer, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    for iteration in range(start, args.num_iterations):
+        if args.anneal_lr:
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
+
+        # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
+        sample.fetch()
+        for step in range(args.num_steps):
+            obs[step] = envs.obs
+            actions[step] = sample(obs[step])
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step])
+            record[:, step] = reward, term, term | trunc, real
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            run.log_episodes(infos, global_step)
+        obs[-1] = envs.obs
+
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        seen = torch.as_tensor(obs, device=device)
+        taken = torch.as_tensor(actions, device=device)
+        with torch.no_grad():
+            logprobs, _, values = agent.get_logprob_entropy_value(seen[:-1], taken)
+            values = torch.cat([values, agent.get_value(seen[-1:])]).cpu()  # gae is CPU work
+        advantages = gae(rewards, values, terminated, done, args)
+        returns = advantages + values[:-1]
+        rollout = (seen[:-1], taken, logprobs, values[:-1], advantages, returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
+                break
+
+        residual = (returns - values[:-1])[real > 0]
+        metrics = {"charts/learning_rate": lr} | mean_of(losses)
+        metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
+        run.log(metrics, global_step)
+        run.evaluate(agent, global_step)
+        run.checkpoint(iteration + 1)
+
+    run.finish(agent)
