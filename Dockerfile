@@ -25,7 +25,7 @@ RUN python -m venv "$VIRTUAL_ENV"
 # Dependencies before the code: a change of the code does not install them again. The package itself
 # is installed as a folder (-e .), so its metadata and an empty shell of it must be there.
 WORKDIR /cleanrl
-ARG EXTRAS="atari envpool procgen mujoco dm_control pettingzoo memory_gym jax optuna"
+ARG EXTRAS="atari envpool procgen mujoco dm_control pettingzoo memory_gym jax playground optuna"
 ARG TORCH_INDEX=""
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements ./requirements
@@ -37,7 +37,7 @@ RUN mkdir cleanrl cleanrl_utils \
             echo "pettingzoo is left out: no package of its games for ARM"; continue; fi; \
         echo "-r requirements-$extra.txt" >> requirements/image.txt; done \
     && PIP_EXTRA_INDEX_URL="$TORCH_INDEX" python -m pip install --requirement requirements/image.txt \
-    && case " $EXTRAS " in *" memory_gym "*) \
+    && case " $EXTRAS " in *" memory_gym "* | *" playground "*) \
         python -m pip install --no-deps --requirement requirements/no-deps.txt ;; esac
 
 COPY cleanrl ./cleanrl

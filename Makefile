@@ -6,17 +6,18 @@ PYTEST_ARGS ?=
 PROBES ?=
 DEMO_ARGS ?=
 SPEED_ARGS ?=
+REGRESSION_ARGS ?=
 UV ?= uv
 
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 PINS := requirements/requirements.txt requirements/constraints.txt pyproject.toml
-TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax optuna plot cloud docs
+TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax playground optuna plot cloud docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-kills test-probes lint format docs docs-serve bench-speed lock clean
+.PHONY: help setup demo test test-quick test-kills test-probes lint format docs docs-serve bench-speed bench-regression lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%_-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +58,9 @@ docs: $(STAMPS)/docs ## build the documentation into site/
 docs-serve: $(STAMPS)/docs ## serve the documentation locally, with live reload
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
+bench-regression: $(STAMPS)/jax ## train small tasks and compare with committed runs; REGRESSION_ARGS="--check"
+	OMP_NUM_THREADS=1 $(PY) -m cleanrl_utils.regression $(REGRESSION_ARGS)
+
 bench-speed: $(STAMPS)/peers ## compare steps per second with other libraries; SPEED_ARGS="--help"
 	$(PY) benchmark/speed.py $(SPEED_ARGS)
 
@@ -94,7 +98,7 @@ $(STAMPS)/%: requirements/requirements-%.txt $(PINS) | $(STAMPS)/venv
 	$(INSTALL) -r $<
 	@touch $(STAMPS)/base $@
 
-$(STAMPS)/memory_gym: requirements/requirements-memory_gym.txt requirements/no-deps.txt $(PINS) | $(STAMPS)/venv
+$(STAMPS)/playground $(STAMPS)/memory_gym: $(STAMPS)/%: requirements/requirements-%.txt requirements/no-deps.txt $(PINS) | $(STAMPS)/venv
 	$(INSTALL) -r $<
 	$(INSTALL) --no-deps -r requirements/no-deps.txt
 	@touch $(STAMPS)/base $@

@@ -12,18 +12,28 @@ python -m cleanrl_utils.benchmark \
 # Taxi with and without masks, and the known test of masking
 python -m cleanrl_utils.benchmark \
     --env-ids Taxi-v4 \
-    --command "python cleanrl/ppo_action_mask.py --no-cuda TAXI_FLAGS" \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 8 --learning-rate 2.5e-3 \
+        --total-timesteps 100000" \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 python -m cleanrl_utils.benchmark \
     --env-ids Taxi-v4 \
-    --command "python cleanrl/ppo.py --no-cuda TAXI_PLAIN" \
+    --command "python cleanrl/ppo.py --no-cuda --num-envs 8 --learning-rate 2.5e-3" \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 python -m cleanrl_utils.benchmark \
     --env-ids cleanrl_utils.environments.examples:MostlyInvalid-v0 \
-    --command "python cleanrl/ppo_action_mask.py --no-cuda --gamma 0.4 --total-timesteps 5000 \
-        --num-steps 64 --learning-rate 0.01 --update-epochs 20 --num-minibatches 8 --ent-coef 0" \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --gamma 0.4 --gae-lambda 0 \
+        --total-timesteps 5000 --num-steps 250 --num-minibatches 20 --update-epochs 10 \
+        --learning-rate 3e-3 --no-anneal-lr --save-model --eval-episodes 20" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-2}"
+
+# connect four by self-play
+python -m cleanrl_utils.benchmark \
+    --env-ids pettingzoo/connect_four_v3 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 16 --learning-rate 1e-3 \
+        --save-model --eval-episodes 200" \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 

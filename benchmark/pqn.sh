@@ -2,6 +2,22 @@
 # PQN: all runs of docs/rl-algorithms/pqn.md. Run again, it does only what is missing.
 set -e
 
+# classic control on the CPU, 500,000 steps
+python -m cleanrl_utils.benchmark \
+    --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
+    --command "python cleanrl/pqn.py --no-cuda" \
+    --num-seeds 5 \
+    --workers "${WORKERS:-1}"
+
+# Atari on one GPU, 10 million steps
+for script in pqn_atari_envpool pqn_atari_envpool_lstm; do
+    python -m cleanrl_utils.benchmark \
+        --env-ids Pong-v5 BeamRider-v5 Breakout-v5 MsPacman-v5 SpaceInvaders-v5 \
+        --command "python cleanrl/$script.py" \
+        --num-seeds 3 \
+        --workers "${GPU_WORKERS:-1}"
+done
+
 # environments of gymnax on the CPU, 500,000 steps
 python -m cleanrl_utils.benchmark \
     --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \

@@ -143,12 +143,19 @@ CASES = {
     "dqn_atari_jax": Case(PONG, 3_000, FRAMES),
     "c51_atari": Case(PONG, 3_000, FRAMES),
     "c51_atari_jax": Case(PONG, 3_000, FRAMES),
+    "rainbow_atari": Case(PONG, 3_000, FRAMES),
     "sac_atari": Case(PONG, 1_200, FRAMES),
 }
+for name in ("tqc", "simbav2"):
+    CASES[f"{name}_continuous_action"] = Case(CHEETAH, 2_000, WALK)
 for name in ("sac", "td3", "ddpg"):
     CASES[f"{name}_continuous_action"] = Case(
         CHEETAH, 4_000, WALK, name.upper(), peer=OFF_POLICY, net_arch=[256, 256]
     )
+HEAVY = "--learning-starts 200 --buffer-size 100000"  # updates of a second or so on a CPU
+CASES["crossq_continuous_action"] = Case(CHEETAH, 600, HEAVY)
+CASES["crossq_continuous_action_jax"] = Case(CHEETAH, 600, HEAVY)
+CASES["droq_continuous_action"] = Case(CHEETAH, 600, HEAVY)
 for name in ("dqn", "sac_continuous_action", "td3_continuous_action", "ddpg_continuous_action"):
     CASES[f"{name}_jax"] = CASES[name]
 

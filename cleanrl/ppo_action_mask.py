@@ -20,10 +20,11 @@ from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.masks import MaskInObservation
 from cleanrl_utils.environments.spaces import count_choices
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
-from cleanrl_utils.speed.graphs import accelerate
+from cleanrl_utils.speed.acting import Sampler
+from cleanrl_utils.speed.graphs import capture, compile
 
 
 @dataclass
@@ -140,6 +141,8 @@ class Agent(nn.Module):
         logits = self.get_logits(obs)
         if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
             logits = logits - torch.empty_like(logits).exponential_().log()
+        if not self.action_shape:  # Discrete
+            return logits.argmax(-1)
         actions = [x.argmax(-1) for x in logits.split(self.choices, -1)]
         return torch.stack(actions, -1).view(*obs.shape[:-1], *self.action_shape)
 
@@ -223,14 +226,18 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    sample = Sampler(agent, device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # differs from ppo.py: one or several actions
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    shape = (args.num_steps + 1, *envs.observation_space.shape)
-    obs = torch.zeros(shape, device=device)
-    actions = torch.zeros(args.num_steps, *envs.action_space.shape, dtype=torch.long, device=device)
+    obs = np.zeros((args.num_steps + 1, *envs.observation_space.shape), np.float32)
+    actions = np.zeros((args.num_steps, *envs.action_space.shape), np.int64)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     envs.reset(seed=args.seed)
     state = dict(agent=agent, optimizer=optimizer, envs=envs)
@@ -240,31 +247,32 @@ if __name__ == "__main__":
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
+        sample.fetch()
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(envs.obs)
+            obs[step] = envs.obs
             actions[step] = sample(obs[step])
             real = ~envs.ended  # the step after an episode's end only resets
-            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            _, reward, term, trunc, infos = envs.step(actions[step])
             record[:, step] = reward, term, term | trunc, real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
-        obs[-1] = torch.as_tensor(envs.obs)
+        obs[-1] = envs.obs
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
+        seen = torch.as_tensor(obs, device=device)
+        taken = torch.as_tensor(actions, device=device)
         with torch.no_grad():
-            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
-            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
+            logprobs, _, values = agent.get_logprob_entropy_value(seen[:-1], taken)
+            values = torch.cat([values, agent.get_value(seen[-1:])]).cpu()  # gae is CPU work
         advantages = gae(rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
-        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        rollout = (seen[:-1], taken, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
 
         residual = (returns - values[:-1])[real > 0]

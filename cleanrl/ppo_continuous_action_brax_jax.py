@@ -1,6 +1,7 @@
-"""PPO for Brax's robots: physics, networks and learning in one compiled program on the accelerator.
+"""PPO for Brax and MuJoCo Playground: physics and learning in one program on the accelerator.
 
     python cleanrl/ppo_continuous_action_brax_jax.py --env-id ant --backend spring
+    python cleanrl/ppo_continuous_action_brax_jax.py --env-id playground/CheetahRun
 
 Paper: https://arxiv.org/abs/1707.06347. Every detail with its reason: docs/rl-algorithms/ppo.md
 """
@@ -19,6 +20,7 @@ import optax
 from jax import Array, random
 
 from cleanrl_utils.environments.jax_envs import Brax, Episode, Step, advance, begin, to_gym
+from cleanrl_utils.environments.playground import add_backend, make_physics
 from cleanrl_utils.running.runs import Runs, RunsArgs, parse_args, require, segment_length
 from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, permutations
@@ -27,7 +29,8 @@ from cleanrl_utils.speed.jax_tools import Model, Params, orthogonal, permutation
 @dataclass
 class Args(RunsArgs):
     env_id: str = "ant"
-    """name of the environment, one of Brax's: ant, halfcheetah, humanoid, ..."""
+    """name of the environment: Brax's (ant, humanoid, ...) or MuJoCo Playground's
+    (playground/CheetahRun, ...)"""
     backend: str = "spring"
     """physics of Brax: spring (fastest), positional, generalized or mjx"""
     total_timesteps: Count = 30_000_000
@@ -73,8 +76,7 @@ class Args(RunsArgs):
         divides = self.batch_size % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide {batch}")
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
-        if self.backend != Brax.BACKENDS[0] and "-" not in self.env_id:
-            self.env_id += f"-{self.backend}"  # so that an evaluation has the same physics
+        self.env_id = add_backend(self.env_id, self.backend)
         self.segment = segment_length(self.num_iterations, self.num_seeds)  # iterations per report
 
 
@@ -82,7 +84,7 @@ TAGS = [f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "o
 TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "charts/learning_rate"]
 
 
-# differs from ppo_continuous_action.py: Brax's environment, for evaluation
+# differs from ppo_continuous_action.py: a simulated robot, for evaluation
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -90,7 +92,7 @@ def make_env(
 
     def thunk() -> gym.Env:
         video = video_folder if capture_video and idx == 0 else None
-        env = gym.wrappers.RecordEpisodeStatistics(to_gym(Brax.make(env_id), video))
+        env = gym.wrappers.RecordEpisodeStatistics(to_gym(make_physics(env_id), video))
         env.action_space.seed(seed)
         return env
 
@@ -286,7 +288,7 @@ def train_segment(env: Brax, args: Args, train: dict, episodes: tuple, starts: E
 if __name__ == "__main__":
     args = parse_args(Args)
     run = Runs(args, make_env)
-    env = Brax.make(args.env_id)
+    env = make_physics(args.env_id)
 
     # The functions above are about one agent; these do the same for all, one agent per seed.
     def begin_one(seed: Array, number: Array) -> Episode:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_actions
-from cleanrl_utils.environments.spaces import FlattenParts, count_choices
+from cleanrl_utils.environments.spaces import FlattenParts, count_choices, is_picture
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
-from cleanrl_utils.speed.graphs import accelerate
+from cleanrl_utils.speed.acting import Sampler
+from cleanrl_utils.speed.graphs import capture, compile
 
 
 @dataclass
@@ -110,28 +111,13 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
-class Picture(nn.Module):
-    """A part of the vector as a picture, (n, channels, height, width), with values up to 1."""
-
-    def __init__(self, space: gym.spaces.Box):
-        super().__init__()
-        self.shape = space.shape if len(space.shape) == 3 else (*space.shape, 1)
-        self.order = (0, 1, 2, 3) if self.shape[0] < self.shape[2] else (0, 3, 1, 2)
-        self.channels = min(self.shape[0], self.shape[2])
-        self.most = float(space.high.max()) if space.is_bounded("above") else 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, self.shape).permute(self.order) / self.most
-
-
 def encoder(space: gym.Space, width: int) -> nn.Sequential:
     """The network of one part: convolutions for a picture, a linear layer for anything else."""
     num_inputs = gym.spaces.flatdim(space)  # Gymnasium flattens discrete parts to one-hot codes
-    shape = space.shape or ()
-    if len(shape) != 3 and not (len(shape) == 2 and space.dtype == np.uint8):
+    if not is_picture(space):
         return nn.Sequential(layer_init(nn.Linear(num_inputs, width)), nn.Tanh())
-    layers: list[nn.Module] = [Picture(space)]
-    for inputs, outputs in ((layers[0].channels, 16), (16, 32), (32, 32)):  # each halves the sides
+    layers: list[nn.Module] = [nn.Unflatten(1, space.shape)]  # (channels, height, width)
+    for inputs, outputs in ((space.shape[0], 16), (16, 32), (32, 32)):  # each halves the sides
         layers += [layer_init(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1)), nn.ReLU()]
     layers.append(nn.Flatten())
     num_features = nn.Sequential(*layers)(torch.zeros(1, num_inputs)).shape[1]
@@ -146,6 +132,9 @@ class Agent(nn.Module):
         super().__init__()
         parts = envs.get_attr("parts")[0]
         self.sizes = [gym.spaces.flatdim(part) for part in parts]
+        scales = [1 / 255 if part.dtype == np.uint8 else 1.0 for part in parts]  # bytes
+        scale = torch.tensor(scales).repeat_interleave(torch.tensor(self.sizes))
+        self.register_buffer("scale", scale, persistent=False)
         self.action_shape = envs.single_action_space.shape  # () for Discrete
         self.choices = count_choices(envs.single_action_space)  # of each action
         self.encoders = nn.ModuleList(encoder(part, width=64) for part in parts)
@@ -153,7 +142,7 @@ class Agent(nn.Module):
         self.actor = mlp(64 * len(parts), sum(self.choices), std=0.01)  # small outputs at first
 
     def features(self, obs: Tensor) -> Tensor:
-        parts = obs.flatten(0, -2).split(self.sizes, -1)
+        parts = (obs * self.scale).flatten(0, -2).split(self.sizes, -1)
         encoded = [encode(part) for encode, part in zip(self.encoders, parts, strict=True)]
         return torch.cat(encoded, -1).unflatten(0, obs.shape[:-1])
 
@@ -245,14 +234,18 @@ if __name__ == "__main__":
     lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(eps=1e-5, fused=True, capturable=device.type == "cuda")  # eps: openai/baselines
     optimizer = optim.Adam(agent.parameters(), lr, **adam)
-    sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
-    learn = accelerate(partial(update, agent, optimizer, args), device, args)
+    sample = Sampler(agent, device, args)
+    train = compile(partial(update, agent, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # differs from ppo.py: one or several actions
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    shape = (args.num_steps + 1, *envs.observation_space.shape)
-    obs = torch.zeros(shape, device=device)
-    actions = torch.zeros(args.num_steps, *envs.action_space.shape, dtype=torch.long, device=device)
+    obs = np.zeros((args.num_steps + 1, *envs.observation_space.shape), np.float32)
+    actions = np.zeros((args.num_steps, *envs.action_space.shape), np.int64)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
     envs.reset(seed=args.seed)
     state = dict(agent=agent, optimizer=optimizer, envs=envs)
@@ -262,31 +255,32 @@ if __name__ == "__main__":
             lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
 
         # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
+        sample.fetch()
         for step in range(args.num_steps):
-            obs[step] = torch.as_tensor(envs.obs)
+            obs[step] = envs.obs
             actions[step] = sample(obs[step])
             real = ~envs.ended  # the step after an episode's end only resets
-            _, reward, term, trunc, infos = envs.step(actions[step].cpu().numpy())
+            _, reward, term, trunc, infos = envs.step(actions[step])
             record[:, step] = reward, term, term | trunc, real
             global_step = iteration * args.batch_size + (step + 1) * args.num_envs
             run.log_episodes(infos, global_step)
-        obs[-1] = torch.as_tensor(envs.obs)
+        obs[-1] = envs.obs
 
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
+        seen = torch.as_tensor(obs, device=device)
+        taken = torch.as_tensor(actions, device=device)
         with torch.no_grad():
-            logprobs, _, values = agent.get_logprob_entropy_value(obs[:-1], actions)
-            values = torch.cat([values, agent.get_value(obs[-1:])]).cpu()  # gae is CPU work
+            logprobs, _, values = agent.get_logprob_entropy_value(seen[:-1], taken)
+            values = torch.cat([values, agent.get_value(seen[-1:])]).cpu()  # gae is CPU work
         advantages = gae(rewards, values, terminated, done, args)
         returns = advantages + values[:-1]
-        rollout = (obs[:-1], actions, logprobs, values[:-1], advantages, returns, real)
+        rollout = (seen[:-1], taken, logprobs, values[:-1], advantages, returns, real)
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
-            if args.target_kl is not None and losses[-1]["losses/approx_kl"] > args.target_kl:
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
+            if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
 
         residual = (returns - values[:-1])[real > 0]

@@ -272,7 +272,6 @@ if __name__ == "__main__":
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         # differs from td3_continuous_action_jax.py: target networks have their own schedule
@@ -283,7 +282,7 @@ if __name__ == "__main__":
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
         policy_due = [step % args.policy_frequency == 0 for step in steps]
         target_due = [step % args.target_network_frequency == 0 for step in steps]
-        training.start(policy_due, target_due)
+        agent.params = training.start(policy_due, target_due)
 
         # Meanwhile act with the last policy, at first at random. The step after an episode's end
         # only resets its environment (~ended is False) and is not stored.
@@ -297,11 +296,10 @@ if __name__ == "__main__":
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
-        # Wait for the updates; the next iteration acts with the new policy.
-        agent.params = training.wait()
         if (iteration + 1) % args.log_every == 0:
             run.log(training.metrics(), global_step)
         run.evaluate(agent, global_step)
         run.checkpoint(iteration + 1)
 
+    agent.params = training.wait()
     run.finish(agent)

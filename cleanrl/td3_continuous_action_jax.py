@@ -246,7 +246,6 @@ if __name__ == "__main__":
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    agent.params = training.state.actor.params
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
         # Start the updates in the background: one per step of this iteration, from transitions of
@@ -255,7 +254,7 @@ if __name__ == "__main__":
         begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
         policy_due = [step % args.policy_frequency == 0 for step in steps]
-        training.start(policy_due)
+        agent.params = training.start(policy_due)
 
         # Meanwhile act with the last policy, at first at random. The step after an episode's end
         # only resets its environment (~ended is False) and is not stored.
@@ -269,11 +268,10 @@ if __name__ == "__main__":
             obs, ended = next_obs, terminated | truncated
             run.log_episodes(infos, global_step)
 
-        # Wait for the updates; the next iteration acts with the new policy.
-        agent.params = training.wait()
         if (iteration + 1) % args.log_every == 0:
             run.log(training.metrics(), global_step)
         run.evaluate(agent, global_step)
         run.checkpoint(iteration + 1)
 
+    agent.params = training.wait()
     run.finish(agent)

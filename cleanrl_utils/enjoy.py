@@ -1,5 +1,6 @@
 """Play a trained model and print its returns.
 
+    python -m cleanrl_utils.enjoy ppo__CartPole-v1    # a model of the repository, from zoo/
     python -m cleanrl_utils.enjoy runs/CartPole-v1__ppo__1__1700000000
     python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --seed 1
     python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity somebody
@@ -22,14 +23,15 @@ import tyro
 from cleanrl_utils.errors import BadInput, require, silenced
 from cleanrl_utils.running import evaluation, folder, hub, source
 from cleanrl_utils.running.settings import check_seed, parse_command
+from cleanrl_utils.running.zoo import ZOO, find_kept
 
 
 @dataclass
 class EnjoyArgs:
     path: tyro.conf.Positional[str | None] = None
-    """folder of a run, or a model file"""
+    """folder of a run, a model file, or the name of a model of the zoo"""
     run: str | None = None
-    """folder of a run, or a model file"""
+    """folder of a run, a model file, or the name of a model of the zoo"""
     exp_name: str = "ppo"
     """name of the experiment whose model to play"""
     env_id: str = "CartPole-v1"
@@ -64,7 +66,7 @@ class EnjoyArgs:
 
 @dataclass
 class Model:
-    """A model file, the script beside it, if any, and whether the run is the user's own."""
+    """A model file, the script beside it, if any, and whether it is the user's or the zoo's."""
 
     path: Path
     script: Path | None = None
@@ -80,6 +82,8 @@ def locate(args: EnjoyArgs) -> Model:
     """The model that the flags name, with its script."""
     if args.run is not None:
         path = Path(args.run)
+        if not path.exists() and path.name == args.run:
+            return Model(find_kept(args.run), own=True)
         require(path.exists(), f"--run {path}: no such folder or file")
         return Model(path) if path.is_file() else model_in(path, args.runs_dir)
     if args.hf_entity or args.hf_repository:
@@ -146,6 +150,11 @@ def add_folder_of(script: Any) -> None:
         sys.path.append(str(Path(script).parent.resolve()))
 
 
+def video_name(path: Path) -> str:
+    """The name of a model's videos: that of its run, or its own in the zoo."""
+    return path.stem if path.parent == ZOO else path.parent.name
+
+
 def enjoy(args: EnjoyArgs) -> list[float]:
     """Play a model as the flags ask; returns the returns."""
     model = locate(args)
@@ -158,7 +167,7 @@ def enjoy(args: EnjoyArgs) -> list[float]:
         path, script, env_id=env_id, exp_name=args.exp_name
     )
     policy = evaluation.as_policy(agent, greedy=args.greedy)
-    videos = f"videos/{path.parent.name}-enjoy"
+    videos = f"videos/{video_name(path)}-enjoy"
     epsilon = 0.0 if args.greedy else getattr(settings, "end_e", 0.0)
     make_env = partial(module.make_env, **settings.env_settings)
     print(f"{path}: {settings.env_id}, {args.eval_episodes} episodes")

@@ -29,7 +29,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Files whose tests compile programs, start processes or train for long: not in make test-quick.
 LONG = {f"test_jax_{x}" for x in ("dqn", "envpool", "off_policy", "ppo")}
 LONG |= {f"test_{x}" for x in ("benchmark", "cloud", "docs", "faults", "fuzz", "huggingface")}
-LONG |= {f"test_{x}" for x in ("kills", "multi_agent", "multigpu", "ppo_atari", "pqn_jax")}
+LONG |= {f"test_{x}" for x in ("kills", "multi_agent", "multigpu", "ppo_atari", "pqn", "pqn_jax")}
+LONG |= {"test_fast_td3", "test_playground", "test_crossq_jax"}
 LONG |= {f"test_{x}" for x in ("procgen", "qdagger", "reproduce", "rlops", "strangers", "tuner")}
 QUICK_SCRIPTS = {"ppo", "ppo_continuous_action", "ppo_trxl", "dqn"}  # of tests/table.py
 

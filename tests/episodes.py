@@ -50,7 +50,8 @@ class Episodes:
         for i in np.flatnonzero(real):
             step = (obs[i], next_obs[i], actions[i], rewards[i], terminated[i])
             truncated = self.ended[i] and not terminated[i]
-            self.remembered.append(SimpleNamespace(turn=self.turn, step=step, truncated=truncated))
+            entry = SimpleNamespace(turn=self.turn, env=i, step=step, truncated=truncated)
+            self.remembered.append(entry)
         self.turn += 1
         return obs, next_obs, actions, rewards, terminated, real
 

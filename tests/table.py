@@ -67,6 +67,7 @@ PPO_CONTINUOUS_PROBE = (
 )
 
 DQN_TAGS = ["charts/SPS", "losses/td_loss", "losses/q_values"]
+PQN_TAGS = ["charts/learning_rate", "charts/epsilon", *DQN_TAGS]
 C51_TAGS = ["charts/SPS", "losses/loss", "losses/q_values"]
 DQN_QUICK = "--learning-starts 100 --train-frequency 10 --buffer-size 700 --batch-size 16"
 DQN_PROBE = (
@@ -128,11 +129,22 @@ def trxl_of(variables: dict[str, Any], obs: np.ndarray, what: Callable) -> np.nd
 DDPG_TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS"]
 DDPG_TAGS += ["losses/qf1_values", "losses/qf1_loss", "losses/actor_loss"]
 TD3_TAGS = [*DDPG_TAGS, "losses/qf2_values", "losses/qf2_loss", "losses/qf_loss"]
+QUANTILE_TAGS = [f"losses/{x}" for x in ("qf_values", "qf_loss", "actor_loss", "alpha")]
 OFF_POLICY_QUICK = (
     "--total-timesteps 600 --learning-starts 200 --num-envs 2 --batch-size 16 --buffer-size 500"
 )
 OFF_POLICY_PROBE = (
     "--total-timesteps 1200 --learning-starts 200 --batch-size 64 --buffer-size 2000 --tau 0.1"
+)
+
+
+CROSSQ_PROBE = (
+    "--total-timesteps 1200 --learning-starts 200 --batch-size 64 --buffer-size 2000"
+    " --critic-width 64 --no-autotune --alpha 0.001"
+)
+DROQ_PROBE = (
+    "--total-timesteps 600 --learning-starts 200 --batch-size 64 --buffer-size 2000 --tau 0.05"
+    " --utd-ratio 4 --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001"
 )
 
 
@@ -144,6 +156,23 @@ def critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
         critics = agent.critics if hasattr(agent, "critics") else agent.critic
         values = critics(obs, agent.actor.act(obs))
         return values.amin(0) if values.ndim == 2 else values
+
+    return torch_call(value, obs)
+
+
+def quantile_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """Means of all quantiles for the policy's actions."""
+    agent = variables["agent"]
+    return torch_call(lambda obs: agent.critics(obs, agent.actor.act(obs)).mean((0, 2)), obs)
+
+
+def unscaled_critic_values(variables: dict[str, Any], obs: np.ndarray) -> np.ndarray:
+    """critic_values of critics that learn from normalised observations and scaled rewards."""
+    agent = variables["agent"]
+
+    def value(obs: Any) -> Any:
+        q_values = agent.critics(agent.actor.normalise(obs), agent.actor.act(obs))[1]
+        return agent.actor.reward_scale * q_values.amin(0)
 
     return torch_call(value, obs)
 
@@ -399,6 +428,57 @@ SCRIPTS = [
         discrete=False,
     ),
     Script(
+        name="tqc_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 16 --n-critics 3 --n-quantiles 5",
+        tags=[*DDPG_TAGS[:3], *QUANTILE_TAGS],
+        probe=f"{OFF_POLICY_PROBE} --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001"
+        " --critic-width 64 --n-critics 2 --n-quantiles 5 --top-quantiles-to-drop-per-net 1",
+        probe_suffix="Continuous",
+        probes=["Discount", "Both", "Truncation"],
+        values=quantile_values,
+        acts=lambda g, obs: 2 * torch_call(g["agent"].actor.act, obs),  # the bounds are -2 and 2
+        discrete=False,
+    ),
+    Script(
+        name="simbav2_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 16",
+        tags=[*DDPG_TAGS[:3], *QUANTILE_TAGS],
+        # atoms up to 10 standard deviations: the value of Truncation is larger than all returns
+        probe=f"{OFF_POLICY_PROBE} --learning-rate 0.003 --final-lr 0.0003 --no-autotune"
+        " --alpha 0.001 --critic-width 32 --max-return 10",
+        probe_suffix="Continuous",
+        probes=["Discount", "Both", "Truncation"],
+        values=unscaled_critic_values,
+        acts=lambda g, obs: 2 * torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
+        name="crossq_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 64",
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=CROSSQ_PROBE,
+        probe_suffix="Continuous",
+        probes=["Cue", "Discount", "Both", "Truncation"],
+        values=critic_values,
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
+        name="droq_continuous_action",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --utd-ratio 3",
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=DROQ_PROBE,
+        probe_suffix="Continuous",
+        probes=["Discount", "Both", "Truncation"],
+        values=critic_values,
+        acts=lambda g, obs: torch_call(g["agent"].actor.act, obs),
+        discrete=False,
+    ),
+    Script(
         name="sac_atari",
         env_id="BreakoutNoFrameskip-v4",
         quick="--total-timesteps 400 --learning-starts 200 --num-envs 2 --torch-threads 1"
@@ -484,11 +564,37 @@ SCRIPTS = [
         needs=["ale_py", "cv2"],
     ),
     Script(
+        name="rainbow_atari",
+        env_id="BreakoutNoFrameskip-v4",
+        quick=f"--total-timesteps 240 --num-envs 2 --torch-threads 1 {DQN_QUICK} {SHORT_GAMES}",
+        tags=C51_TAGS,
+        probe=f"{DQN_PIXELS_PROBE} {C51_PROBE} --batch-size 16 --torch-threads 1"
+        " --total-timesteps 280",
+        probe_suffix="Pixels",
+        probes=["Both", "Truncation"],
+        values=lambda g, obs: torch_call(partial(g["q_network"].q_values, noisy=False), obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+        needs=["ale_py", "cv2"],
+    ),
+    Script(
         name="sac_continuous_action_jax",
         env_id="Pendulum-v1",
         quick=OFF_POLICY_QUICK,
         tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
         probe=f"{OFF_POLICY_PROBE} --q-lr 0.001 --policy-lr 0.001 --no-autotune --alpha 0.001",
+        probe_suffix="Continuous",
+        probes=["Both", "Truncation"],
+        values=jax_critic_values,
+        acts=jax_actions,
+        needs=["flax"],
+        discrete=False,
+    ),
+    Script(
+        name="crossq_continuous_action_jax",
+        env_id="Pendulum-v1",
+        quick=f"{OFF_POLICY_QUICK} --critic-width 64",
+        tags=[*TD3_TAGS, "losses/alpha", "losses/alpha_loss"],
+        probe=CROSSQ_PROBE,
         probe_suffix="Continuous",
         probes=["Both", "Truncation"],
         values=jax_critic_values,
@@ -594,11 +700,33 @@ SCRIPTS = [
         needs=["gymnax"],
     ),
     Script(
+        name="pqn",
+        env_id="CartPole-v1",
+        checkpoints=100,
+        quick="--total-timesteps 2048 --num-steps 64",
+        tags=[*PQN_TAGS, "charts/episodic_return", "charts/episodic_length"],
+        probe="--total-timesteps 4000 --learning-rate 0.005 --num-steps 32",
+        values=lambda g, obs: torch_call(g["q_network"], obs).max(1),
+        acts=lambda g, obs: torch_call(g["q_network"].act, obs),
+    ),
+    *(
+        Script(
+            name=name,
+            no_probe="EnvPool's environments; probes of its own are in tests/test_pqn.py",
+            env_id="Breakout-v5",
+            replays=False,
+            quick=f"{ATARI_QUICK} --num-envs 2 --total-timesteps 480",
+            tags=[*PQN_TAGS, "charts/avg_episodic_return"],
+            needs=["ale_py", "cv2", "envpool"],
+        )
+        for name in ("pqn_atari_envpool", "pqn_atari_envpool_lstm")
+    ),
+    Script(
         name="pqn_jax",
         no_probe="gymnax's environments; probes of its own are in tests/test_pqn_jax.py",
         env_id="CartPole-v1",
         quick="--total-timesteps 4096 --num-envs 4 --num-steps 64 --num-minibatches 4",
-        tags=["charts/learning_rate", "charts/epsilon", *DQN_TAGS],
+        tags=PQN_TAGS,
         needs=["gymnax"],
     ),
     Script(
@@ -616,6 +744,16 @@ SCRIPTS = [
         env_id="inverted_pendulum",
         quick="--total-timesteps 512 --num-envs 4 --num-steps 8 --num-minibatches 2",
         tags=PPO_TAGS,
+        needs=["brax"],
+        discrete=False,
+    ),
+    Script(
+        name="fast_td3_continuous_action_jax",
+        no_probe="Brax's environments; probes of its own are in tests/test_fast_td3.py",
+        env_id="inverted_pendulum",
+        quick="--total-timesteps 840 --num-envs 4 --segment-steps 40 --learning-starts 40"
+        " --batch-size 16 --buffer-size 400 --actor-width 16 --critic-width 16",
+        tags=TD3_TAGS,
         needs=["brax"],
         discrete=False,
     ),

@@ -10,11 +10,12 @@ from torch.distributions import Categorical
 
 from cleanrl import ppo_action_mask
 from cleanrl_utils.environments.masks import MaskInObservation
+from cleanrl_utils.speed.acting import numpy_method
 
 DOCUMENTED = (
     "--env-id cleanrl_utils.environments.examples:MostlyInvalid-v0 --gamma 0.4"
-    " --total-timesteps 5000 --num-steps 64 --learning-rate 0.01 --update-epochs 20"
-    " --num-minibatches 8 --ent-coef 0"
+    " --total-timesteps 5000 --num-steps 250 --learning-rate 3e-3 --no-anneal-lr"
+    " --update-epochs 10 --num-minibatches 20 --gae-lambda 0"
 )
 
 
@@ -166,6 +167,21 @@ def test_invalid_actions_get_no_gradient_and_no_probability() -> None:
     logprob, entropy, _ = agent.get_logprob_entropy_value(only, agent.act(only))
     (logprob + entropy).sum().backward()
     assert logprob.item() == entropy.item() == 0 and not agent.actor[-1].bias.grad.any()
+
+
+def test_numpy_acts_as_torch_does() -> None:
+    """A single discrete action is computed by NumPy in the rollout."""
+    args = ppo_action_mask.Args(env_id="probes:ProbeBothMasked-v0")
+    envs = ppo_action_mask.make_envs(args, "")
+    obs, _ = envs.reset(seed=1)
+    agent = ppo_action_mask.Agent(envs)
+    greedy = numpy_method(agent, "act", greedy=True)
+    sample = numpy_method(agent, "act", greedy=False)
+    assert greedy is not None and sample is not None
+    assert greedy(obs).tolist() == agent.act(torch.as_tensor(obs)).tolist()
+    taken = np.stack([sample(obs) for _ in range(100)])
+    for row, actions in zip(obs, taken.T, strict=True):
+        assert set(actions.tolist()) == set(np.flatnonzero(row[1:]).tolist())
 
 
 def test_a_mask_changes_nothing_but_the_policy() -> None:

@@ -91,11 +91,12 @@ def test_a_random_opponent_moves_by_itself_and_begins_half_of_the_games() -> Non
 
 
 def test_it_learns_by_self_play_and_is_evaluated_against_a_random_opponent(train) -> None:
-    flags = f"--env-id {GAME} --num-envs 8 --num-steps 64 --learning-rate 0.002"
-    done = train("ppo_action_mask", f"{flags} --total-timesteps 32768 --save-model")
+    game = "pettingzoo/connect_four_v3"
+    flags = f"--env-id {game} --num-envs 16 --learning-rate 0.001 --total-timesteps 32768"
+    done = train("ppo_action_mask", f"{flags} --save-model")
     agent, args, module = load_model(Path(done.folder) / "ppo_action_mask.cleanrl_model")
-    returns = play(as_policy(agent), module.make_env, GAME, 100, 1, False, "")
-    assert np.mean(returns) > 0.6  # a random player: 0
+    returns = play(as_policy(agent), module.make_env, game, 100, 1, False, "")
+    assert np.mean(returns) > 0.5  # a random player: 0
 
 
 def test_an_odd_number_of_players_and_unknown_games_are_one_line(train, capfd) -> None:

@@ -227,7 +227,7 @@ def test_every_extra_can_be_in_the_image(tmp_path: Path) -> None:
         first, *second = (folder / "calls").read_text().splitlines()
         assert first == "-m pip install --requirement requirements/image.txt"
         wanted = ["-m pip install --no-deps --requirement requirements/no-deps.txt"]
-        assert second == (wanted if "memory_gym" in extras.split() else [])
+        assert second == (wanted if {"memory_gym", "playground"} & set(extras.split()) else [])
     tools = {"cloud", "dev", "docs", "peers", "plot", "mujoco_py"}  # the last is mujoco
     assert set(default.split()) == set(every) - tools, "it runs any script"
     assert default in (ROOT / "docs/get-started/installation.md").read_text()

@@ -264,7 +264,8 @@ def test_commands_are_broken_between_words_only(pages) -> None:
     (group,) = [x for x in pages.groups if (x.name, x.env_id) == ("ppo", "CartPole-v1")]
     text = results.provenance([group])
     assert "<span>--env-id</span> <span>CartPole-v1</span>" in text and "--seed" not in text
-    assert results.commands_of("ppo") == " Commands: `sh benchmark/ppo.sh`."
+    files = "`sh benchmark/ppo.sh`, `sh benchmark/tuned.sh`"
+    assert results.commands_of("ppo") == f" Commands: {files}."
 
 
 def test_readme_has_the_table_and_the_pictures() -> None:

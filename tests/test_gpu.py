@@ -34,6 +34,8 @@ GAMES = SimpleNamespace(
     single_action_space=gym.spaces.Discrete(4),
 )
 ACTOR_CRITIC = ["sac_continuous_action", "td3_continuous_action", "ddpg_continuous_action"]
+ACTOR_CRITIC += ["tqc_continuous_action", "simbav2_continuous_action"]
+ACTOR_CRITIC += ["crossq_continuous_action", "droq_continuous_action"]
 
 
 def fill(memory: Any, envs: Any, steps: int) -> None:
@@ -83,14 +85,16 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
 
     space = envs.single_observation_space
     obs = np.zeros((1, *space.shape), space.dtype)
-    policy = PolicyOnDevice(partial(agent.actor.act, greedy=False), on, args)
+    explore = getattr(agent.actor, "explore", partial(agent.actor.act, greedy=False))
+    policy = PolicyOnDevice(explore, on, args)
     functions = {
         "act": lambda: policy(obs),
         "insert": memory.insert,
         "critics": learner(train_q),
         "policy": learner(train_policy),
     }
-    if hasattr(agent, "log_alpha"):  # TD3's and DDPG's targets move together with the policy
+    # TD3's and DDPG's targets move together with the policy; CrossQ has none
+    if hasattr(agent, "log_alpha") and hasattr(agent, "target_critics"):
         both = agent.critics, agent.target_critics
         functions["targets"] = accelerate(partial(script.update_target, *both, args.tau), on, args)
     return agent, functions
@@ -119,6 +123,63 @@ def test_graphs_learn_what_eager_code_learns(name: str) -> None:
     assert moved > 0.01 and worst < 1e-4
 
 
+def build_pqn(name: str, cudagraphs: bool) -> tuple[Any, Tensor, Callable, Callable]:
+    """A Q-network, its epsilon, and acting and learning as the script accelerates them."""
+    script = importlib.import_module(f"cleanrl.{name}")
+    args = script.Args(cudagraphs=cudagraphs)
+    device = choose_device(args)
+    rng.seed_everything(1)
+    envs = VECTORS if name == "pqn" else GAMES
+    envs = SimpleNamespace(**{**vars(envs), "single_action_space": gym.spaces.Discrete(4)})
+    q_network = script.QNetwork(envs).to(device)
+    epsilon = torch.zeros((), device=device)
+    lr = torch.tensor(1e-3, device=device)
+    optimizer = optim.RAdam(q_network.parameters(), lr, capturable=True)
+    policy = PolicyOnDevice(partial(q_network.explore, epsilon=epsilon), device, args)
+    update = accelerate(partial(script.update, q_network, optimizer, args), device, args)
+    space = envs.single_observation_space
+    if name == "pqn":
+        obs = torch.randn(64, *space.shape, device=device)
+    else:
+        obs = torch.randint(256, (64, *space.shape), dtype=torch.uint8, device=device)
+    actions = torch.randint(4, (64,), device=device)
+    batch = obs, actions, torch.randn(64, device=device), torch.ones(64, device=device)
+    return q_network, epsilon, partial(policy, obs.cpu().numpy()), partial(update, *batch)
+
+
+@pytest.mark.parametrize("name", ["pqn", "pqn_atari_envpool"])
+def test_pqn_learns_by_graphs_what_eager_code_learns(name: str) -> None:
+    start = build_pqn(name, False)[0].state_dict()
+    ends = []
+    for cudagraphs in (False, True):
+        q_network, _, _, learn = build_pqn(name, cudagraphs)
+        for _ in range(50):  # of which RAdam's first five are not rectified
+            learn()
+        ends.append(q_network.state_dict())
+    eager, graph = ends
+    moved = max((eager[key] - start[key]).abs().max().item() for key in eager)
+    worst = max(
+        ((graph[key] - eager[key]).norm() / eager[key].norm().clamp(min=1e-8)).item()
+        for key in eager
+    )
+    print(f"\n{name}: largest relative difference after 50 updates {worst:.1e}")
+    assert moved > 0.001 and worst < 1e-4
+
+
+@pytest.mark.parametrize("name", ["pqn", "pqn_atari_envpool"])
+def test_epsilon_changes_within_a_graph(name: str) -> None:
+    q_network, epsilon, act, _ = build_pqn(name, True)
+    greedy = act()
+    for _ in range(5):
+        assert np.array_equal(act(), greedy)
+    epsilon.fill_(1)
+    first, second = act(), act()
+    assert not np.array_equal(first, second)  # each replay draws new numbers
+    assert set(first) == set(range(4))
+    epsilon.fill_(0)
+    assert np.array_equal(act(), greedy)
+
+
 def microseconds(function: Callable, calls: int = 500) -> float:
     for _ in range(10):
         function()
@@ -131,6 +192,8 @@ def microseconds(function: Callable, calls: int = 500) -> float:
 
 
 SPEEDS = {"sac_continuous_action": 1800, "td3_continuous_action": 2500, "ddpg_continuous_action": 0}
+SPEEDS |= {"tqc_continuous_action": 900, "simbav2_continuous_action": 0}
+SPEEDS |= {"crossq_continuous_action": 600, "droq_continuous_action": 180}
 
 
 @pytest.mark.parametrize("name, wanted", SPEEDS.items())
@@ -139,11 +202,10 @@ def test_it_is_as_fast_as_it_was(name: str, wanted: float, flags: str) -> None:
     """Steps per second at default settings; on one H200 the original made 160 (SAC), 210 (TD3)."""
     pytest.importorskip("mujoco")
     sys.path.insert(0, str(ROOT / "benchmark"))
-    from speed import Case, measure_script
+    from speed import measure_script
 
     _, functions = build(name, True, "cuda", compile=bool(flags))
     times = {key: f"{microseconds(function):.0f}" for key, function in functions.items()}
-    case = Case("HalfCheetah-v4", 30_000, 10_000, ["--learning-starts", "5000"])
-    found = measure_script(name, case, 1, flags.split())
+    found = measure_script(name, 1, flags)[0]
     print(f"\n{name} {flags}: {found:.0f} steps/s; microseconds {times}")
     assert found >= wanted

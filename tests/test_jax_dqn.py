@@ -186,14 +186,14 @@ def test_numpy_leaves_what_it_cannot_compute_to_the_compiler() -> None:
     x = np.linspace(0.1, 0.9, 6, dtype=np.float32).reshape(2, 3)
     params = {"scale": np.float32(2)}
     used = lambda params, x: jnp.arctan(x) * params["scale"]  # noqa: E731
-    assert translate(jax.make_jaxpr(used)(params, x)) is None
+    assert translate(jax.make_jaxpr(used)(params, x), 1) is None
     np.testing.assert_allclose(in_numpy(used)(params, x), 2 * np.arctan(x), rtol=1e-6)
 
     def unused(params: Any, x: Any) -> Any:
         jnp.arctan(x)
         return (x @ jnp.ones((3, 2)) + np.arange(2.0)).max(1) * params["scale"]
 
-    assert translate(jax.make_jaxpr(unused)(params, x)) is not None
+    assert translate(jax.make_jaxpr(unused)(params, x), 1) is not None
     wanted = 2 * (x.sum(1) + 1)
     np.testing.assert_allclose(in_numpy(unused)(params, x), wanted, rtol=1e-6)
     batched = lambda params, x: jnp.einsum("ij,kj->ik", x, x)  # noqa: E731

@@ -196,7 +196,9 @@ def test_acting_is_left_to_numpy(module: ModuleType) -> None:
     """An actor that NumPy cannot compute would be compiled: correct, but slower."""
     agent = make_agent(module)
     inputs = agent.params, np.zeros((2, 4), np.float32), np.zeros((2, 3))
-    assert translate(jax.make_jaxpr(partial(agent.network.apply, method="act"))(*inputs))
+    assert translate(
+        jax.make_jaxpr(partial(agent.network.apply, method="act"))(*inputs), len(inputs) - 1
+    )
 
 
 @scripts
@@ -372,7 +374,8 @@ def test_training_in_the_background_makes_the_updates_one_by_one(
         all_logged += logged
 
     due = [i % 2 == 1 for i in range(6)]
-    training.start(*[due] * flags)
+    before = training.start(*[due] * flags)
+    assert_same(before, jax.jit(functions[0])().actor.params)
     collect()  # meanwhile
     params = training.wait()
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))

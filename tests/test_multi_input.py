@@ -31,7 +31,8 @@ class Anything(gym.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
+        self.shown = self.observation_space.sample()
+        return self.shown, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         assert action in self.action_space, action
@@ -51,20 +52,25 @@ def test_parts_are_found_in_the_order_in_which_they_are_flattened() -> None:
 
 
 @pytest.mark.parametrize("space", [BYTES, CHANNELS_FIRST, GRAY])
-def test_a_picture_is_the_one_that_was_flattened(space: gym.spaces.Box) -> None:
-    space.seed(1)
-    picture = space.sample()
-    flat = torch.as_tensor(gym.spaces.flatten(space, picture)).float()[None]
+def test_an_encoder_gets_the_picture_that_was_flattened(space: gym.spaces.Box) -> None:
+    seen = gym.spaces.Dict(a=VECTOR, b=space)
+    agent, envs = make_agent(seen, gym.spaces.Discrete(2))
+    obs, _ = envs.reset(seed=1)
+    got: list[torch.Tensor] = []
+    agent.encoders[1][0].register_forward_hook(lambda module, x, output: got.append(output))
+    agent.features(torch.as_tensor(obs))
+    picture = envs.envs[0].unwrapped.shown["b"]
     wanted = np.atleast_3d(picture)
     wanted = wanted if space is CHANNELS_FIRST else wanted.transpose(2, 0, 1)
-    found = ppo_multi_input.Picture(space)(flat)[0].numpy()
-    np.testing.assert_allclose(found, wanted / (1 if space is CHANNELS_FIRST else 255), rtol=1e-6)
+    scale = 1 if space is CHANNELS_FIRST else 255
+    np.testing.assert_allclose(got[0][0], wanted / scale, rtol=1e-5)
+    np.testing.assert_array_equal(obs[0, :3], envs.envs[0].unwrapped.shown["a"])
 
 
 def test_each_part_has_an_encoder_of_its_kind() -> None:
     agent, envs = make_agent(NESTED, gym.spaces.Discrete(2))
     kinds = [type(encoder[0]).__name__ for encoder in agent.encoders]
-    assert sorted(kinds) == ["Linear", "Linear", "Linear", "Picture"]
+    assert sorted(kinds) == ["Linear", "Linear", "Linear", "Unflatten"]
     obs, _ = envs.reset(seed=1)
     features = agent.features(torch.as_tensor(obs).float()[None])
     assert features.shape == (1, 2, 4 * 64)

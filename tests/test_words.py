@@ -16,7 +16,7 @@ from cleanrl_utils.running.settings import parse_args
 # Flags whose meaning depends on the script: (flag, help text, patterns of the scripts' names). All
 # other scripts that have the flag share one text.
 OTHER_MEANINGS = [
-    ("env_id", "id of the game, one of EnvPool's Atari games", "ppo_*envpool*"),
+    ("env_id", "id of the game, one of EnvPool's Atari games", "ppo_*envpool* pqn_*envpool*"),
     (
         "env_id",
         "id of the game, one of PettingZoo's Atari games; your own as module:name",
@@ -34,15 +34,16 @@ OTHER_MEANINGS = [
     ),
     (
         "env_id",
-        "name of the environment, one of Brax's: ant, halfcheetah, humanoid, ...",
-        "*_brax_jax",
+        "name of the environment: Brax's (ant, humanoid, ...) or MuJoCo Playground's"
+        " (playground/CheetahRun, ...)",
+        "*_brax_jax fast_td3*",
     ),
     ("env_id", "id of the environment, one of gymnax's with discrete actions", "ppo_jax pqn_jax"),
     ("total_timesteps", "number of steps, counted per player", "ppo_pettingzoo_ma_atari"),
     (
         "total_timesteps",
         "number of environment steps per agent",
-        "ppo_jax pqn_jax *_brax_jax",
+        "ppo_jax pqn_jax *_brax_jax fast_td3*",
     ),
     (
         "total_timesteps",
@@ -51,36 +52,58 @@ OTHER_MEANINGS = [
         "qdagger_*",
     ),
     ("learning_rate", "learning rate of RAdam", "pqn*"),
+    ("learning_rate", "learning rate of AdamW", "fast_td3*"),
+    (
+        "policy_frequency",
+        "update the policy every this many gradient steps of the critics",
+        "fast_td3*",
+    ),
     (
         "num_envs",
         "number of players; a game of two players counts twice",
         "ppo_pettingzoo_ma_atari",
     ),
-    ("num_envs", "number of parallel environments per agent", "ppo_jax pqn_jax *_brax_jax"),
+    (
+        "num_envs",
+        "number of parallel environments per agent",
+        "ppo_jax pqn_jax *_brax_jax fast_td3*",
+    ),
     (
         "num_envs",
         "number of parallel environments; other settings count steps of single environments",
-        "dqn* c51* sac_* td3_* ddpg_* qdagger_*",
+        "dqn* c51* rainbow_* sac_* td3_* ddpg_* qdagger_* tqc_* simbav2_* crossq_* droq_*",
     ),
     (
         "backend",
         "physics of Brax: spring (fastest), positional, generalized or mjx",
-        "*_brax_jax",
+        "*_brax_jax fast_td3*",
     ),
     (
         "buffer_size",
         "number of transitions in the replay memory; 1,000,000 take 6.6 GiB",
-        "dqn_atari* c51_atari* sac_atari qdagger_*",
+        "dqn_atari* c51_atari* rainbow_atari sac_atari qdagger_*",
     ),
     (
         "learning_starts",
         "number of steps with random actions before the first gradient step",
-        "sac_* td3_* ddpg_*",
+        "sac_* td3_* ddpg_* tqc_* simbav2_* crossq_* droq_*",
     ),
     (
         "policy_frequency",
         "update the policy every this many steps, as many times (TD3's delay, compensated)",
-        "sac_*",
+        "sac_* droq_*",
+    ),
+    ("alpha", "initial entropy coefficient (temperature); --no-autotune keeps it", "simbav2_*"),
+    (
+        "final_lr",
+        "learning rate at the end of training, linearly from --learning-rate",
+        "simbav2_*",
+    ),
+    ("policy_frequency", "update the policy every this many steps", "crossq_*"),
+    (
+        "critic_width",
+        "width of a critic's first layer; the next two have a half and a quarter of it",
+        "fast_td3_*",
     ),
     ("policy_lr", "learning rate of the policy and the entropy coefficient", "sac_atari"),
     ("q_lr", "learning rate of the critics", "sac_atari"),

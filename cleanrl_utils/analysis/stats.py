@@ -5,6 +5,7 @@ the stratified bootstrap: runs are drawn again with replacement, within their ow
 et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", 2021.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -89,6 +90,49 @@ def profile_interval(
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.asarray(total) / len(runs), [tail, 1 - tail], axis=0)
     return low, high
+
+
+def optimality_gap(
+    runs: Set, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[float, tuple[float, float]]:
+    """How far runs stay below a score of 1, mean over tasks; a score above 1 counts as 1."""
+    random = np.random.default_rng(seed)
+    gaps = [np.maximum(1 - scores, 0) for scores in runs]
+    samples = np.zeros(resamples)
+    for gap in gaps:
+        n = len(gap)
+        samples += random.multinomial(n, np.full(n, 1 / n), resamples) @ gap / n
+    return float(np.mean([gap.mean() for gap in gaps])), interval(samples / len(runs))
+
+
+def tolerance(count: int, share: float = 0.9, confidence: float = CONFIDENCE) -> tuple[int, float]:
+    """(k, share) of the tolerance interval from the k-th lowest to the k-th highest of `count`.
+
+    With this confidence the interval contains at least `share` of all runs of the same kind, of
+    whatever distribution (Wilks, 1941). Few runs allow only the range from the lowest to the
+    highest, k = 1, and a smaller share, which is returned. See Patterson et al., "Empirical Design
+    in Reinforcement Learning", 2024.
+    """
+    k = 1
+    while 2 * (k + 1) < count and contains(count, k + 1, share) >= confidence:
+        k += 1
+    if contains(count, k, share) >= confidence:
+        return k, share
+    low, high = 0.0, share  # bisection: the confidence falls with the share
+    for _ in range(60):
+        middle = (low + high) / 2
+        if contains(count, 1, middle) >= confidence:
+            low = middle
+        else:
+            high = middle
+    return 1, low
+
+
+def contains(count: int, k: int, share: float) -> float:
+    """The probability that the k-th lowest to the k-th highest of `count` contain a share."""
+    between = count + 1 - 2 * k  # spans of the distribution between the two
+    terms = (math.comb(count, i) * share**i * (1 - share) ** (count - i) for i in range(between))
+    return sum(terms)
 
 
 def improvement(

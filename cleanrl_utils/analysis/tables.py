@@ -20,7 +20,7 @@ RETURN = "charts/episodic_return"
 LAST = 100  # episodes that a run's final return is the mean of
 POINTS = 100  # per curve
 KEY_VERSIONS = {"python", "torch", "jax", "gymnasium", "numpy", "ale-py", "envpool", "mujoco"}
-KEY_VERSIONS |= {"brax", "gymnax"}
+KEY_VERSIONS |= {"brax", "gymnax", "mujoco-mjx", "playground"}
 
 
 @dataclass

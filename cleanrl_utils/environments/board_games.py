@@ -9,6 +9,7 @@ which is ignored. Its probability is 1, so nothing is learned from it.
 """
 
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,7 +110,9 @@ def find_game(name: str) -> Any:
     except ImportError:
         raise missing_package("pettingzoo", "pettingzoo") from None
     try:
-        return importlib.import_module(f"pettingzoo.classic.{name}")
+        with warnings.catch_warnings():  # of modules, in favour of a registry to come
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module(f"pettingzoo.classic.{name}")
     except ImportError as error:
         games = "tictactoe_v3, connect_four_v3, go_v5, ..."
         raise BadInput(f"--env-id {PREFIX}{name}: {error}; PettingZoo has {games}") from None

@@ -161,18 +161,23 @@ class Brax:
         return state.replace(metrics=jax.tree.map(jnp.zeros_like, state.metrics))
 
     def render(self, state: Any) -> np.ndarray:
+        physics = state[0].pipeline_state
+        return self.draw(self.env.sys.mj_model, {"qpos": physics.q, "qvel": physics.qd})
+
+    def draw(self, model: Any, data: dict[str, Array], camera: int | None = None) -> np.ndarray:
+        """A picture of MuJoCo's `model` with these arrays of its state."""
         import mujoco
         from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer
 
-        model, physics = self.env.sys.mj_model, state[0].pipeline_state
         if not hasattr(self, "screen"):
             if sys.platform == "linux" and "DISPLAY" not in os.environ:
                 os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
             self.body = mujoco.MjData(model)
             self.screen = OffScreenViewer(model, self.body, 320, 240)
-        self.body.qpos, self.body.qvel = np.asarray(physics.q), np.asarray(physics.qd)
+        for name, array in data.items():
+            setattr(self.body, name, np.asarray(array))
         mujoco.mj_forward(model, self.body)
-        return self.screen.render("rgb_array")
+        return self.screen.render("rgb_array", camera_id=camera)
 
 
 def import_brax() -> Any:

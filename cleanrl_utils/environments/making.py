@@ -21,7 +21,7 @@ from cleanrl_utils.errors import BadInput, missing_package, require, silenced
 os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")
 
 # without its dependencies: it asks for a Gymnasium of 2023
-MEMORY_GYM = "pip install --no-deps -r requirements/no-deps.txt"
+NO_DEPS = "pip install --no-deps -r requirements/no-deps.txt"
 
 
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
@@ -162,7 +162,7 @@ def register_memory_gym() -> None:
     try:
         import memory_gym
     except ImportError:
-        hint = f"{MEMORY_GYM} (or make install-memory_gym)"
+        hint = f"{NO_DEPS} (or make install-memory_gym)"
         raise BadInput(f"memory-gym is not installed: {hint}") from None
     for cls in vars(memory_gym).values():
         if isinstance(cls, type):
@@ -185,9 +185,11 @@ def explain(env_id: str, error: Exception) -> str:
 def explain_missing(env_id: str, error: Exception) -> BadInput:
     """The error for a package that is not installed or a version that no longer exists."""
     packages = {"mujoco": "mujoco", "ale_py": "atari", "dm_control": "dm_control"}
-    for word in re.findall(r"\w+", str(error).lower()):
-        if word in packages and not importable(word):
-            return missing_package(word, packages[word])
+    packages["Box2D"] = "box2d"
+    for word in re.findall(r"\w+", str(error)):
+        name = word if word in packages else word.lower()
+        if name in packages and not importable(name):
+            return missing_package(name, packages[name])
     name = re.sub(r"-v[234]$", "", env_id)  # versions that Gymnasium or mujoco dropped
     if name != env_id and f"{name}-v5" in gym.registry:
         older = f"{name}-v4 or " if not env_id.endswith("-v4") and name != "Pusher" else ""

@@ -46,8 +46,11 @@ class MaskInObservation(gym.Wrapper):
         self.starts = np.cumsum([0, *self.choices[:-1]])  # of each head in the mask
         methods = [name for name in METHODS if env.has_wrapper_attr(name)]
         self.method = env.get_wrapper_attr(methods[0]) if methods else None
-        size = gym.spaces.flatdim(space) + sum(self.choices)
+        self.num_visible = gym.spaces.flatdim(space)
+        self.num_actions = sum(self.choices)
+        size = self.num_visible + self.num_actions
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.joined = np.zeros(size, np.float32)
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
         obs, info = self.env.reset(**kwargs)
@@ -67,11 +70,13 @@ class MaskInObservation(gym.Wrapper):
         problem = self._check(mask) if self.known else ""
         if problem and not ended:
             raise ValueError(problem)
-        if problem or not self.known:
-            mask = np.ones(sum(self.choices))  # at the end of an episode, no action follows
+        if mask is None or problem or not self.known:
+            mask = np.ones(self.num_actions)  # at the end of an episode, no action follows
         if self.key_in_observation:
             obs = {key: x for key, x in obs.items() if key != KEY}
-        return np.concatenate([gym.spaces.flatten(self.visible, obs), mask != 0], dtype=np.float32)
+        self.joined[: self.num_visible] = gym.spaces.flatten(self.visible, obs)
+        self.joined[self.num_visible :] = np.not_equal(mask, 0)
+        return self.joined.copy()
 
     def _find_mask(self, obs: Any, info: dict) -> np.ndarray | None:
         mask = None
@@ -81,6 +86,8 @@ class MaskInObservation(gym.Wrapper):
             mask = info[KEY]
         elif self.method is not None:
             mask = self.method()
+        if isinstance(mask, np.ndarray) and mask.ndim == 1:
+            return mask
         if isinstance(mask, tuple | list):
             return np.concatenate([np.ravel(head) for head in mask])
         return None if mask is None else np.ravel(mask)
@@ -89,9 +96,11 @@ class MaskInObservation(gym.Wrapper):
         """What is wrong with a mask; empty if nothing is."""
         if mask is None:
             return f'its info has no "{KEY}"'
-        if len(mask) != sum(self.choices):
-            actions = f"its {sum(self.choices)} actions need one entry each"
+        if len(mask) != self.num_actions:
+            actions = f"its {self.num_actions} actions need one entry each"
             return f"its action mask has {len(mask)} entries: {actions}"
+        if len(self.choices) == 1 and np.count_nonzero(mask):  # quickly
+            return ""
         valid = np.logical_or.reduceat(mask != 0, self.starts)
         if valid.all():
             return ""

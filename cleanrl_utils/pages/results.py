@@ -56,7 +56,8 @@ class Group:
         final = self.column("final_return")
         if not final:
             return "–"
-        return figure(statistics.fmean(final), statistics.stdev(final) if self.seeds > 1 else None)
+        several = self.seeds > 1 and len(final) > 1
+        return figure(statistics.fmean(final), statistics.stdev(final) if several else None)
 
     def best(self) -> str:
         best = self.column("best_return")
@@ -121,6 +122,22 @@ def cite(rows: list[dict[str, str]], ours: int = 0) -> str:
     return "; ".join(figures)
 
 
+def shortfall(group: Group, rows: list[dict[str, str]]) -> str:
+    """By how much our result is below the best of the original's, and at how many steps."""
+    final = group.column("final_return")
+    if not rows or not final:
+        return ""
+    best = max(rows, key=lambda row: float(row["mean"]))
+    theirs = float(best["mean"])
+    missing = theirs - statistics.fmean(final)
+    if missing < 0.005:  # the tables have two digits
+        return ""
+    share = f" ({missing / abs(theirs):.0%})" if theirs else ""
+    part = group.steps / int(best["steps"])
+    steps = f", after {part:.0%} of the steps" if part < 0.98 else ""
+    return f"; **ours is {missing:,.2f} lower**{share}{steps}"
+
+
 # -- tables ----------------------------------------------------------------------------------
 
 
@@ -134,7 +151,8 @@ def results_table(script: str, groups: list[Group], published: Published) -> tup
         name = "" if group.name == script else f" (`{group.name}`)"
         cells = [f"`{group.env_id}`{name}", group.score(), group.best(), str(group.seeds)]
         cells += [f"{group.steps:,}", group.minutes()]
-        cells.append(cite(theirs.get(group.env_id, []), group.steps))
+        there = theirs.get(group.env_id, [])
+        cells.append(cite(there, group.steps) + shortfall(group, there))
         rows.append(f"| {' | '.join(cells)} |")
     done = {group.env_id for group in groups}
     left = [
@@ -157,7 +175,8 @@ def everything_table(groups: list[Group], pages: dict[str, str], published: Publ
     rows.append("|-|-|-|-|-|-|-|")
     for group in groups:
         page = pages.get(group.script, "overview.md")
-        theirs = cite(published.get((group.script, group.env_id), []), group.steps)
+        there = published.get((group.script, group.env_id), [])
+        theirs = cite(there, group.steps) + shortfall(group, there)
         cells = [f"`{group.env_id}`", f"[`{group.name}`]({page})", group.score()]
         cells += [str(group.seeds), f"{group.steps:,}", group.minutes(), theirs]
         rows.append(f"| {' | '.join(cells)} |")
@@ -205,17 +224,24 @@ def indent(text: str) -> str:
 # -- charts ----------------------------------------------------------------------------------
 
 
-def charts_html(groups: list[Group], published: Published, controls: bool = True) -> str:
-    """The data of curves.js: one chart per environment, with published results dashed."""
+def charts_html(
+    groups: list[Group],
+    published: Published,
+    controls: bool = True,
+    labels: dict[str, str] | None = None,
+) -> str:
+    """The data of curves.js: one chart per environment, with published results dashed. `labels`
+    has other names for the lines, by script; without it they are the experiments' names."""
+    label = lambda group: (labels or {}).get(group.script, group.name)  # noqa: E731
     charts = []
     for env_id in dict.fromkeys(group.env_id for group in groups):
         here = [group for group in groups if group.env_id == env_id]
-        lines = [{"name": group.name, "runs": curves_of(group)} for group in here]
+        lines = [{"name": label(group), "runs": curves_of(group)} for group in here]
         same = len({group.script for group in here}) == 1
         cited = published.get((here[0].script, env_id), [])[:1] if same else []
         marks = [mark(row) for row in cited]
         charts.append({"env": env_id, "marks": marks, "lines": lines})
-    names = {group.name for group in groups}
+    names = {label(group) for group in groups}
     data = {"colors": colors(len(names)), "charts": charts, "controls": controls}
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return f'<div class="curves"><script type="application/json">{text}</script></div>'

@@ -23,19 +23,27 @@ RELATIVES = {
     "ppo_trxl": "ppo_atari_lstm",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
+    "rainbow_atari": "c51_atari",
     "td3_continuous_action": "ddpg_continuous_action",
     "sac_continuous_action": "td3_continuous_action",
+    "tqc_continuous_action": "sac_continuous_action",
+    "simbav2_continuous_action": "sac_continuous_action",
     "sac_atari": "dqn_atari",
+    "crossq_continuous_action": "sac_continuous_action",
+    "droq_continuous_action": "sac_continuous_action",
     "qdagger_dqn_atari_impalacnn": "dqn_atari",
     "qdagger_dqn_atari_jax_impalacnn": "dqn_atari_jax",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
+    "pqn": "ppo",
     "pqn_jax": "ppo_jax",
+    "fast_td3_continuous_action_jax": "ppo_continuous_action_brax_jax",
 }
 # Scripts in JAX resemble one another more than their twins in torch.
 JAX_RELATIVES = {
     "td3_continuous_action_jax": "ddpg_continuous_action_jax",
     "sac_continuous_action_jax": "td3_continuous_action_jax",
+    "crossq_continuous_action_jax": "sac_continuous_action_jax",
     "c51_jax": "dqn_jax",
     "c51_atari_jax": "dqn_atari_jax",
     "dqn_atari_jax": "dqn_jax",
@@ -53,6 +61,7 @@ FAMILIES = {  # environments, by a word in the imports or in the name of a scrip
     "envpool": "EnvPool",
     "isaacgym": "Isaac Gym",
     "brax": "Brax",
+    "playground": "MuJoCo Playground",
     "gymnax": "gymnax",
     "procgen": "Procgen",
     "pettingzoo": "PettingZoo",
@@ -219,7 +228,7 @@ def read_scripts() -> dict[str, Script]:
     paths = sorted((ROOT / "cleanrl").glob("[a-z]*.py"))
     names = {path.stem for path in paths}
     scripts = {path.stem: Script(path.stem, path.read_text(), names) for path in paths}
-    order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "sac": 4, "td3": 5, "ddpg": 6}
+    order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "rainbow": 4, "sac": 5, "td3": 6, "ddpg": 7}
     rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.pictures, x.name)  # noqa: E731
     return {script.name: script for script in sorted(scripts.values(), key=rank)}
 

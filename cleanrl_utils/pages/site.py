@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cleanrl_utils.pages import films, notes, overview, reference, results
+from cleanrl_utils.pages import films, notes, overview, reference, results, suite, tuned, which_one
 from cleanrl_utils.pages.code import source_html
 from cleanrl_utils.pages.diffs import diff_html, diff_size
 from cleanrl_utils.pages.scripts import ROOT, Script, read_scripts
+from cleanrl_utils.running.zoo import read_zoo
 
 DOCS = ROOT / "docs"
 DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w./]+))? \}\}$", re.M)
@@ -136,6 +137,30 @@ class Site:
         table = results.everything_table(every, pages, self.published)
         return table + "\n\n" + self.keep(results.charts_html(every, {}))
 
+    def make_contest(self, scripts: list[Script], what: str | None) -> str:
+        """Algorithms for continuous control: tables at equal steps and minutes, and a chart."""
+        found = which_one.contests(self.groups)
+        if not found:
+            return which_one.NOTHING
+        out = [self.keep(which_one.chart(found)), which_one.missing(found)]
+        out += ["## After equal steps", which_one.table(found, which_one.STEPS)]
+        out += ["## After equal minutes", which_one.table(found, which_one.MINUTES)]
+        out += ["Hardware:", which_one.hardware(found)]
+        return "\n\n".join(part for part in out if part)
+
+    def make_suite(self, scripts: list[Script], what: str | None) -> str:
+        """The MinAtar suite: statistics across games, charts with intervals, a table by game."""
+        before, charts, after, origin = suite.suite_page(self.groups)
+        return "\n\n".join([before, self.keep(charts), after, origin])
+
+    def make_tuned(self, scripts: list[Script], what: str | None) -> str:
+        """Tuned settings: commands, scores, curves."""
+        shown = [tuned.entry_groups(entry, self.groups) for entry in tuned.entries()]
+        mine = [group for groups in shown for group in groups]
+        curves = self.keep(results.charts_html(mine, {}))
+        parts = [tuned.tuned_table(self.groups), curves, results.provenance(mine)]
+        return "\n\n".join(parts)
+
     def make_curves(self, scripts: list[Script], what: str | None) -> str:
         """The learning curves of the home page."""
         return self.keep(results.charts_html(shown_groups(self.groups), {}, controls=False))
@@ -146,6 +171,17 @@ class Site:
         alt = "; ".join(film.caption for film in agents)
         picture = f"![{alt}](assets/{films.STRIP.name}){{ .strip }}"
         return f"{picture}\n\n{agents_caption(agents, 'assets')}\n{{: .caption }}" if agents else ""
+
+    def make_zoo(self, scripts: list[Script], what: str | None) -> str:
+        """The models of the zoo, with their videos."""
+        kept = read_zoo()
+        rows = ["| name | return | episodes | steps | trained with |", "|-|-|-|-|-|"]
+        for x in kept:
+            cells = [f"`{x.name}`", f"{x.episodic_return:,.1f}", str(x.episodes), f"{x.steps:,}"]
+            rows.append(f"| {' | '.join([*cells, results.command_html(x.command)])} |")
+        names = {x.name for x in kept}
+        shown = [film for film in self.films if film.file.removesuffix(".gif") in names]
+        return "\n".join(rows) + "\n\n" + self.keep_films(shown)
 
     def make_source(self, scripts: list[Script], what: str | None) -> str:
         file = what or ""

@@ -18,6 +18,7 @@ file without it.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -28,6 +29,8 @@ from cleanrl_utils.errors import require
 from cleanrl_utils.replay.free_memory import check_memory, free_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     import torch
     from gymnasium import Space
     from gymnasium.vector import VectorEnv
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
     Layout = dict[str, tuple[Shape, torch.dtype]]
 
-M = TypeVar("M", "ReplayBuffer", "FrameReplayBuffer")
+M = TypeVar("M", bound="_Replay")
 
 
 class Batch(NamedTuple):
@@ -138,17 +141,11 @@ class _Replay:
         """Second half of `add`: store the staged step."""
         if self.on_cpu:
             return self._insert()
-        import torch
-
         if self.staged_on_host is not self.staged:
             for name, values in self.staged_on_host.items():
                 self.staged[name].copy_(values, non_blocking=True)
-        # Deterministic mode would sort the rows before writing them, at 2 to 4 times the cost. No
-        # two of them go to the same place, except beyond the capacity, which is never read.
-        mode = torch.get_deterministic_debug_mode()
-        torch.set_deterministic_debug_mode("default")
-        self._insert()
-        torch.set_deterministic_debug_mode(mode)
+        with in_any_order():
+            self._insert()
 
     def _insert(self) -> None:
         raise NotImplementedError
@@ -293,7 +290,17 @@ class FrameReplayBuffer(_Replay):
         )
         slots = self.num_vector_steps * num_envs
         dtype = getattr(torch, np.dtype(observation_space.dtype).name)
-        memory: Layout = {
+        memory = self._layout(slots, dtype)
+        staged: Layout = {"new_frames": ((2, num_envs, *self.frame_shape), dtype)}
+        super().__init__(slots, num_envs, device, action_space, [], memory, staged)
+        self.inputs = [*self.staged_on_host["new_frames"].numpy(), *self.inputs]
+        # A transition is the stack of `obs` and one more frame: 3, 2, 1, 0 and -1 vector steps ago.
+        self.back = torch.arange(self.stack_size - 1, -2, -1, device=self.device)
+
+    def _layout(self, slots: int, dtype: torch.dtype) -> Layout:
+        import torch
+
+        return {
             "frames": ((slots, *self.frame_shape), dtype),
             "real": ((slots,), torch.bool),
             "age": ((slots,), torch.uint8),
@@ -301,11 +308,6 @@ class FrameReplayBuffer(_Replay):
             # draws from them. One more than the capacity: see `compact`.
             "order": ((slots + 1,), torch.int64),
         }
-        staged: Layout = {"new_frames": ((2, num_envs, *self.frame_shape), dtype)}
-        super().__init__(slots, num_envs, device, action_space, [], memory, staged)
-        self.inputs = [*self.staged_on_host["new_frames"].numpy(), *self.inputs]
-        # A transition is the stack of `obs` and one more frame: 3, 2, 1, 0 and -1 vector steps ago.
-        self.back = torch.arange(self.stack_size - 1, -2, -1, device=self.device)
 
     def stage(self, obs: np.ndarray, next_obs: np.ndarray, *rest: ArrayLike) -> None:
         super().stage(obs[:, -1], next_obs[:, -1], *rest)
@@ -347,9 +349,12 @@ class FrameReplayBuffer(_Replay):
         slot = tensors["order"].index_select(0, chosen % self.capacity)
         age = tensors["age"].index_select(0, slot)
         slots = stack_slots(slot, age, self.back, self.num_envs, self.capacity)
-        frames = tensors["frames"].index_select(0, slots.flatten()).unflatten(0, slots.shape)
+        frames = self._frames(slots)
         parts = self._unpack(tensors["rows"].index_select(0, slot))
         return Batch(frames[:, :-1], frames[:, 1:], *parts)
+
+    def _frames(self, slots: Tensor) -> Tensor:
+        return self.tensors["frames"].index_select(0, slots.flatten()).unflatten(0, slots.shape)
 
     def __len__(self) -> int:
         return int(self.arrays.last - self.arrays.first)
@@ -367,7 +372,7 @@ class FrameReplayBuffer(_Replay):
         super().load_state_dict(state)
 
 
-def make_memory(kind: type[M], envs: VectorEnv, args: Any, device: torch.device) -> M:
+def make_memory(kind: Callable[..., M], envs: VectorEnv, args: Any, device: torch.device) -> M:
     """Replay memory for `envs` as --buffer-size, --num-envs and --buffer-device ask for it.
 
     "auto" is the networks' device if the memory takes at most half of what is free there, otherwise
@@ -397,6 +402,20 @@ def make_memory(kind: type[M], envs: VectorEnv, args: Any, device: torch.device)
 
         memory.insert = CudaGraph(memory.insert)  # type: ignore[method-assign]
     return memory
+
+
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """Write rows by index in any order: deterministic mode would sort them first, at 2 to 4 times
+    the cost. For writes of which no two go to the same place, or only with the same value."""
+    import torch
+
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
 
 
 def compact(real: Any, count: Any, capacity: int) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.help import print_help
 from cleanrl_utils.running.stored import restore_settings
+from cleanrl_utils.running.tuned import tuned_flags
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class RunArgs(LoggingArgs, ModelArgs, CheckpointArgs, MachineArgs):
 
     seed: int = 1
     """random seed: environments, initial weights, exploration, minibatches"""
+    tuned: bool = False
+    """use the tuned settings of this script for --env-id; other flags take precedence"""
     env_kwargs: list[str] = field(default_factory=list)
     """arguments of the environment, as key=value key=value"""
 
@@ -149,6 +152,7 @@ class PixelArgs(TorchArgs):
 FREE_TO_CHANGE = {"resume", "track", "wandb_project_name", "wandb_entity", "capture_video"}
 FREE_TO_CHANGE |= {"save_model", "upload_model", "hf_entity", "eval_frequency", "eval_episodes"}
 FREE_TO_CHANGE |= {"runs_dir", "profile"}
+FREE_TO_CHANGE |= {"tuned"}  # the settings that it set are recorded themselves
 
 A = TypeVar("A", bound=RunArgs)
 C = TypeVar("C")
@@ -161,7 +165,7 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
         print_help(cls)
         raise SystemExit(0)
     default = stored_settings(cls, argv)
-    args = run_tyro(cls, argv, default)
+    args = run_tyro(cls, add_tuned(cls, argv), default)
     args.exp_name = args.exp_name or Path(inspect.getfile(cls)).stem
     if args.resume is not None:
         check_unchanged(args, default)
@@ -330,6 +334,21 @@ def env_settings(words: list[str]) -> dict[str, Any]:
     return settings
 
 
+def add_tuned(cls: type, argv: list[str]) -> list[str]:
+    """With --tuned, a command line with the tuned settings of the script for its environment."""
+    switches = [word for word in argv if word in ("--tuned", "--no-tuned")]
+    if switches[-1:] != ["--tuned"]:
+        return argv
+    require("--resume" not in argv, "--tuned: a resumed run keeps its own settings")
+    env_id = getattr(cls, "env_id", "")
+    if "--env-id" in argv[:-1]:
+        last = len(argv) - 1 - argv[::-1].index("--env-id")
+        env_id = argv[last + 1]
+    given = {word.replace("--no-", "--", 1) for word in argv if word.startswith("--")}
+    flags = tuned_flags(Path(inspect.getfile(cls)).stem, env_id, given)
+    return [*normalise(cls, flags), *argv]
+
+
 def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     """The settings of the run to resume, as defaults for this command line."""
     if "--resume" not in argv:
@@ -345,9 +364,8 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
         record["script"] == script,
         f"--resume {folder}: made by {record['script']}.py, not {script}.py",
     )
-    require(
-        set(stored) == names, f"--resume {folder}: the settings of {script}.py have changed since"
-    )
+    same = set(stored) <= names <= set(stored) | FREE_TO_CHANGE
+    require(same, f"--resume {folder}: the settings of {script}.py have changed since")
     return restore_settings(cls, stored, f"--resume {folder}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.fx import Tracer
+from torch.fx import Node, Tracer
 
 from cleanrl_utils.speed.inference import MOST_ROWS_IN_NUMPY, PolicyOnDevice
 
@@ -65,9 +65,11 @@ def numpy_method(
                 return None
         read_from = []
         for x in node.args:
-            if x not in places:  # a number
+            if isinstance(x, Node):
+                read_from.append(places[x])
+            else:  # a number or an index
                 values.append(x)
-            read_from.append(places.get(x, len(values) - 1))
+                read_from.append(len(values) - 1)
         values.append(None)
         places[node] = len(values) - 1
         if node.op == "get_attr":
@@ -117,6 +119,8 @@ LAYERS: dict[type, Callable[[np.ndarray], np.ndarray]] = {
     nn.ReLU: lambda x: np.maximum(x, 0),
 }
 FUNCTIONS: dict[Any, Callable] = {
+    operator.getitem: operator.getitem,
+    operator.eq: operator.eq,
     operator.add: operator.add,
     operator.sub: operator.sub,
     operator.mul: operator.mul,
@@ -134,6 +138,7 @@ METHODS: dict[str, Callable] = {
     "clamp": clamp,
     "softmax": softmax,
     "argmax": lambda x, axis: x.argmax(axis),
+    "masked_fill": lambda x, mask, value: np.where(mask, value, x),
     "exponential_": lambda x: torch.empty(x.shape).exponential_().numpy(),
 }
 

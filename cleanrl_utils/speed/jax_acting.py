@@ -39,12 +39,9 @@ def in_numpy(function: Callable) -> Callable[..., np.ndarray]:
         shapes = tuple(x.shape for x in inputs)
         if shapes not in programs:
             jaxpr = jax.make_jaxpr(function)(params, *inputs)
-            programs[shapes] = translate(jaxpr) or compiled_leaves(params, *inputs)
-        return programs[shapes](jax.tree.leaves((params, inputs)))
-
-    def compiled_leaves(*example: Any) -> Callable:
-        structure = jax.tree.structure(example)
-        return lambda leaves: np.asarray(compiled(*jax.tree.unflatten(structure, leaves)))
+            translated = translate(jaxpr, num_inputs=len(inputs))
+            programs[shapes] = translated or (lambda *given: np.asarray(compiled(*given)))
+        return programs[shapes](params, *inputs)
 
     return call
 
@@ -77,6 +74,7 @@ ELEMENTWISE: dict[str, Callable] = {
     "max": np.maximum,
     "min": np.minimum,
     "exp": np.exp,
+    "sqrt": np.sqrt,
     "tanh": np.tanh,
     "stop_gradient": lambda x: x,
 }
@@ -94,10 +92,11 @@ OPERATIONS: dict[str, Callable] = {
 PLAIN_PRODUCT = (((1,), (0,)), ((), ()))  # x @ y of two matrices
 
 
-def translate(program: Any) -> Callable[[list], np.ndarray] | None:
-    """The traced function as NumPy operations on a list of its flat inputs; None if it has others.
+def translate(program: Any, num_inputs: int) -> Callable[..., np.ndarray] | None:
+    """The traced function of (params, *inputs) as NumPy operations; None if it has others.
 
-    Every array has a place in one list; what does not depend on the inputs is computed here.
+    Every array has a place in one list. What depends on nothing is computed here, what depends on
+    the parameters alone once for each set of parameters.
     """
     places: list[Any] = [None] * len(program.jaxpr.invars)
     inputs = range(len(places))
@@ -155,19 +154,35 @@ def translate(program: Any) -> Callable[[list], np.ndarray] | None:
     steps = [step for step in steps if not needed.isdisjoint(step[2])]
     if any(operation is None for operation, _, _ in steps):
         return None
-    used_inputs = [i for i in inputs if i in needed]
+    first_input = len(inputs) - num_inputs
+    per_call = {i for i in inputs if i >= first_input}  # places that change with every call
+    for _, read_from, write_to in steps:
+        if not per_call.isdisjoint(read_from):
+            per_call.update(write_to)
+    of_params = [step for step in steps if per_call.isdisjoint(step[2])]
+    of_calls = [step for step in steps if not per_call.isdisjoint(step[2])]
+    used_params = [i for i in range(first_input) if i in needed]
+    last_params: Any = None
 
-    def run(leaves: list) -> np.ndarray:
-        values = places.copy()
-        for i in used_inputs:
-            values[i] = np.asarray(leaves[i])
+    def run(params: Any, *arrays: np.ndarray) -> np.ndarray:
+        nonlocal last_params
+        if params is not last_params:
+            leaves = jax.tree.leaves(params)
+            for i in used_params:
+                places[i] = np.asarray(leaves[i])
+            compute(of_params)
+            last_params = params
+        places[first_input : len(inputs)] = arrays
+        compute(of_calls)
+        return places[output].astype(dtype, copy=False)
+
+    def compute(steps: list[tuple[Any, list[int], list[int]]]) -> None:
         for operation, read_from, write_to in steps:
-            result = operation(*[values[i] for i in read_from])
+            result = operation(*[places[i] for i in read_from])
             if len(write_to) == 1:
-                values[write_to[0]] = result
+                places[write_to[0]] = result
             else:
                 for i, part in zip(write_to, result, strict=True):
-                    values[i] = part
-        return values[output].astype(dtype)
+                    places[i] = part
 
     return run

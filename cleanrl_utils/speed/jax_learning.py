@@ -127,27 +127,57 @@ class BackgroundTraining(Training):
     def __init__(self, init: Callable, update: Callable, memory: Any, batch_size: int, noises: int):
         self.noises = noises
         super().__init__(init, update, memory, batch_size)
-        self._actor_packing = Packing(self.state.actor.params)
+        self._actor_packing = Packing(super().state.actor.params)
         self._program = jax.jit(self._updates_packed, static_argnums=4, donate_argnums=(0, 2))
         self._thread = ThreadPoolExecutor(1)
-        self._learning: Future
+        self._launched: Future | None = None  # returns arrays that may still be computed
+        self._take_actor()
 
-    def start(self, *due: Sequence[bool]) -> None:
+    def start(self, *due: Sequence[bool]) -> Params:
         """Insert the collected steps into the memory, then make updates, without waiting for them.
         Each argument is for one optional part and says for every update whether it is due; their
-        common length is the number of updates."""
+        common length is the number of updates. Returns the actor's parameters as the updates before
+        left them: a GPU goes on to the new ones while these are fetched."""
         schedule = tuple(zip(*due, strict=True))
-        inputs = self._packed, self._sums, self.memory.replay, self.memory.take_collected()
-        self._learning = self._thread.submit(self._learn, *inputs, schedule)
+        collected = self.memory.take_collected()
+        self._settle()
+        inputs = self._packed, self._sums, self.memory.replay, collected
+        actor = self._actor
+        self._launched = self._thread.submit(self._program, *inputs, schedule)
+        return self._actor_packing.fetch(actor)
 
     def wait(self) -> Params:
-        """Wait for the updates; returns the new parameters of the actor as NumPy arrays."""
-        self._packed, self._sums, self.memory.replay, actor = self._learning.result()
-        return actor
+        """Wait for all updates; returns the actor's parameters as NumPy arrays."""
+        self._settle()
+        return self._actor_packing.fetch(self._actor)
 
-    def _learn(self, *inputs: Any) -> tuple:
-        *outputs, actor = self._program(*inputs)
-        return *outputs, self._actor_packing.fetch(actor)
+    def _settle(self) -> None:
+        """Take over what the program that was started last returns, computed or not."""
+        if self._launched is not None:
+            self._packed, self._sums, self.memory.replay, self._actor = self._launched.result()
+            self._launched = None
+
+    def _take_actor(self) -> None:
+        """The actor's parameters before the first program: a copy, since programs reuse memory."""
+        self._actor = self._actor_packing.pack(super().state.actor.params)
+
+    @property
+    def state(self) -> Any:
+        self._settle()
+        return super().state
+
+    def metrics(self) -> dict[str, float]:
+        self._settle()
+        return super().metrics()
+
+    def state_dict(self) -> dict[str, list[np.ndarray]]:
+        self._settle()
+        return super().state_dict()
+
+    def load_state_dict(self, saved: dict[str, list[np.ndarray]]) -> None:
+        self._settle()
+        super().load_state_dict(saved)
+        self._take_actor()
 
     def _updates_packed(
         self, packed: Any, sums: Array, replay: Any, collected: Array, schedule: tuple

@@ -9,11 +9,13 @@ computes what this loop over the steps computes, and is faster:
         hidden[t], state = lstm(features[t], state)
 """
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-Recurrent = nn.GRU | nn.LSTM
+Recurrent: TypeAlias = nn.GRU | nn.LSTM
 
 
 def run_sequences(

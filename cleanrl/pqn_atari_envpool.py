@@ -1,0 +1,269 @@
+"""Parallelised Q-Network (PQN) for Atari games that EnvPool steps, in C++ threads.
+
+    python cleanrl/pqn_atari_envpool.py --env-id Breakout-v5
+
+Paper: https://arxiv.org/abs/2407.04811. Every detail with its reason: docs/rl-algorithms/pqn.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.envpool import Pool
+from cleanrl_utils.environments.making import make
+from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
+from cleanrl_utils.speed.graphs import accelerate, to_device
+from cleanrl_utils.speed.inference import PolicyOnDevice
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "Breakout-v5"
+    """id of the game, one of EnvPool's Atari games"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
+    """learning rate of RAdam"""
+    num_envs: Count = 8
+    """number of parallel environments"""
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+    num_steps: Count = 128
+    """number of steps per environment in a rollout"""
+    anneal_lr: bool = True
+    """decrease the learning rate linearly to zero"""
+    gamma: Share = 0.99
+    """discount factor"""
+    q_lambda: Share = 0.65
+    """lambda of the Q(lambda) returns"""
+    num_minibatches: Count = 4
+    """number of minibatches per epoch"""
+    update_epochs: Count = 4
+    """number of epochs per update"""
+    max_grad_norm: NonNegative = 10.0
+    """maximum norm of the gradient"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.01
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.1
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
+        divides = self.batch_size % self.num_minibatches == 0
+        require(divides, f"--num-minibatches must divide {batch}")
+        require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+
+
+# differs from pqn.py: only for evaluation, with EnvPool's rules
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
+    """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
+
+    def thunk() -> gym.Env:
+        game = f"ALE/{name_of_game(env_id)}-v5"
+        rules = {"frameskip": 1, "obs_type": "grayscale", "repeat_action_probability": 0.0}
+        film = video_folder if capture_video and idx == 0 else None
+        env = make(game, film, **rules, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)  # of whole games, rewards unclipped
+        env = atari.MaxAndSkip(env, skip=4)
+        env = atari.EnvPoolLives(env, noop_max=30)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def name_of_game(env_id: str) -> str:
+    return env_id.removesuffix("-v5").removesuffix("NoFrameskip-v4")
+
+
+# differs from pqn.py: EnvPool steps the games
+def make_envs(args: Args) -> Pool:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored.
+
+    A lost life is such an end; the step after it goes on with the game.
+    """
+    game = f"{name_of_game(args.env_id)}-v5"
+    learner = {"episodic_life": True, "reward_clip": True}  # infos hold the true game
+    return Pool(game, args.num_envs, args.seed, **learner, **args.env_settings)
+
+
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels at each position of (batch, channels, height, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+# differs from pqn.py: convolutional
+class QNetwork(nn.Sequential):
+    """Q-values of all actions, by the convolutional network of DQN's Nature paper.
+
+    LayerNorm keeps learning stable without a target network.
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__(
+            layer_init(nn.Conv2d(4, 32, 8, stride=4)),
+            ChannelNorm(32),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+            ChannelNorm(64),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(64, 64, 3)),
+            ChannelNorm(64),
+            nn.ReLU(),
+            nn.Flatten(),
+            layer_init(nn.Linear(64 * 7 * 7, 512)),
+            nn.LayerNorm(512),
+            nn.ReLU(),
+            layer_init(nn.Linear(512, envs.single_action_space.n), std=1.0),
+        )
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Q-values for images: bytes, (..., frames, 84, 84)."""
+        pixels = obs.flatten(0, -4).to(memory_format=torch.channels_last)  # faster
+        return super().forward(pixels / 255).unflatten(0, obs.shape[:-3])
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self(obs).argmax(-1)
+
+    def explore(self, obs: Tensor, epsilon: Tensor) -> Tensor:
+        return epsilon_greedy(self(obs), epsilon)
+
+
+def epsilon_greedy(q_values: Tensor, epsilon: Tensor) -> Tensor:
+    """The best actions; each is replaced by a random one with probability epsilon."""
+    best = q_values.argmax(-1)
+    random_actions = torch.randint_like(best, q_values.shape[-1])
+    explore = torch.rand_like(q_values[..., 0]) < epsilon
+    return torch.where(explore, random_actions, best)
+
+
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+def q_lambda_returns(
+    rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args: Args
+) -> Tensor:
+    """G_t = r_t + γ (1 - terminated_t) [λ G_{t+1} + (1 - λ) max_a Q(s_{t+1}, a)].
+
+    All are (num_steps, num_envs); values, max_a Q of the observations, have one row more.
+    """
+    # A truncated episode bootstraps from its last observation alone, which is in the next row.
+    lambdas = args.q_lambda * (1 - done)
+    discounts = args.gamma * (1 - terminated)
+    returns = torch.empty_like(rewards)
+    later = values[-1]  # the last step has only its bootstrap
+    for t in reversed(range(len(rewards))):
+        bootstrap = lambdas[t] * later + (1 - lambdas[t]) * values[t + 1]
+        returns[t] = later = rewards[t] + discounts[t] * bootstrap
+    return returns
+
+
+def masked_mean(x: Tensor, real: Tensor) -> Tensor:
+    """Mean over real transitions: steps that only reset an environment do not count."""
+    return (x * real).sum() / real.sum().clamp(min=1)
+
+
+def update(
+    q_network: QNetwork, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor
+) -> Losses:
+    """One gradient step; returns its loss and the mean predicted Q-value."""
+    obs, actions, returns, real = minibatch
+    q_values = q_network(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    td_loss = masked_mean((q_values - returns).square(), real)
+    optimizer.zero_grad()
+    (0.5 * td_loss).backward()
+    nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)
+    optimizer.step()
+    losses = {"losses/td_loss": td_loss, "losses/q_values": masked_mean(q_values, real)}
+    return {tag: loss.detach() for tag, loss in losses.items()}
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args)
+
+    q_network = QNetwork(envs).to(device)
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
+    epsilon = torch.zeros((), device=device)
+    optimizer = optim.RAdam(q_network.parameters(), lr, capturable=device.type == "cuda")
+    policy = PolicyOnDevice(partial(q_network.explore, epsilon=epsilon), device, args)
+    learn = accelerate(partial(update, q_network, optimizer, args), device, args)
+
+    # differs from pqn.py: images; actions stay on the CPU
+    # A rollout, (num_steps, num_envs). obs has one row more, for the Q-values after the last step.
+    shape = (args.num_steps + 1, args.num_envs, *envs.single_observation_space.shape)
+    obs = torch.zeros(shape, dtype=torch.uint8, device=device)
+    actions = np.zeros((args.num_steps, args.num_envs), np.int64)
+    record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
+
+    start = run.resume(args.num_iterations, q_network=q_network, optimizer=optimizer, envs=envs)
+    for iteration in range(start, args.num_iterations):
+        if args.anneal_lr:
+            lr.fill_(args.learning_rate * (1 - iteration / args.num_iterations))
+        exploring = args.exploration_fraction * args.num_iterations
+        epsilon.fill_(linear_schedule(args.start_e, args.end_e, exploring, iteration))
+
+        # differs from pqn.py: the GPU gets the frames and returns actions in one graph
+        # Collect a rollout. Only actions are needed now; the rest is computed in one batch below.
+        for step in range(args.num_steps):
+            obs[step] = policy.start(envs.obs)  # the same observations, on the device
+            actions[step] = policy.result()
+            real = ~envs.ended  # the step after an episode's end only resets
+            _, reward, term, trunc, infos = envs.step(actions[step])
+            record[:, step] = reward, term, term | trunc, real
+            global_step = iteration * args.batch_size + (step + 1) * args.num_envs
+            run.log_episodes(infos, global_step, average=20)
+        obs[-1] = to_device(envs.obs, device)
+
+        # differs from pqn.py: actions go to the device in one copy
+        # Learn
+        rewards, terminated, done, real = torch.as_tensor(record)
+        with torch.no_grad():
+            values = q_network(obs).amax(-1).cpu()  # the returns are CPU work
+        returns = q_lambda_returns(rewards, values, terminated, done, args)
+        rollout = (obs[:-1], torch.as_tensor(actions), returns, real)
+        batch = [x.flatten(0, 1).to(device) for x in rollout]
+        losses = []
+        for _ in range(args.update_epochs):
+            shuffled = torch.randperm(args.batch_size, device=device)
+            for indices in shuffled.split(args.minibatch_size):
+                losses.append(learn(*(x[indices] for x in batch)))
+
+        metrics = {"charts/learning_rate": lr, "charts/epsilon": epsilon} | mean_of(losses)
+        run.log(metrics, global_step)
+        run.evaluate(q_network, global_step)
+        run.checkpoint(iteration + 1)  # EnvPool cannot be saved: it restarts
+
+    run.finish(q_network)

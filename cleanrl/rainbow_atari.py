@@ -1,0 +1,318 @@
+"""Rainbow for Atari games: pictures and discrete actions.
+
+C51 with double Q-learning, a dueling network, noisy layers, n-step returns, prioritised replay.
+
+    python cleanrl/rainbow_atari.py --env-id BreakoutNoFrameskip-v4
+
+Paper: https://arxiv.org/abs/1710.02298. Every detail with its reason: docs/rl-algorithms/rainbow.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.environments import atari_wrappers as atari
+from cleanrl_utils.environments.making import is_atari, make, require_spaces
+from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
+from cleanrl_utils.replay.buffers import make_memory
+from cleanrl_utils.replay.prioritized import PrioritizedFrameReplayBuffer
+from cleanrl_utils.running.losses import Losses, Means
+from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import inference
+
+
+@dataclass
+class Args(PixelArgs):
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 10_000_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 6.25e-5
+    """learning rate of Adam"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    n_atoms: Count = 51
+    """number of atoms of the return distribution"""
+    v_min: float = -10
+    """smallest atom of the return distribution"""
+    v_max: float = 10
+    """largest atom of the return distribution"""
+    n_step: Count = 3
+    """number of rewards in an n-step return"""
+    noisy_sigma: NonNegative = 0.5
+    """initial scale of the noise in the noisy layers"""
+    prioritized_replay_alpha: NonNegative = 0.5
+    """exponent of the priorities: 0 replays uniformly, 1 in proportion to the loss"""
+    prioritized_replay_beta: Share = 0.4
+    """exponent of the importance-sampling weights at the start; it rises to 1 over the run"""
+    prioritized_replay_eps: NonNegative = 1e-6
+    """added to the loss in a priority, so that no transition is lost"""
+    buffer_size: Count = 1_000_000
+    """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
+    """discount factor"""
+    tau: Share = 1.0
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    target_network_frequency: Count = 8_000
+    """update the target network every this many steps"""
+    batch_size: Count = 32
+    """number of transitions per gradient step"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.01
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.1
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+    learning_starts: Natural = 80_000
+    """number of steps before the first gradient step"""
+    train_frequency: Count = 4
+    """number of steps per gradient step"""
+
+    # differs from c51_atari.py: the first batch needs a whole window of n steps
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
+        require(self.n_atoms >= 2, f"--n-atoms must be at least 2, got {self.n_atoms}")
+        require(self.v_min < self.v_max, "--v-min must be below --v-max")
+        least = self.n_step * self.num_envs  # for the first batch to be drawn from
+        enough = self.learning_starts >= least
+        require(enough, f"--learning-starts must be at least --n-step * --num-envs, {least}")
+
+
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+    if is_atari(env_id):  # the wrappers skip frames, not the game; gray is fastest from ALE itself
+        env_kwargs = {"frameskip": 1, "obs_type": "grayscale"} | env_kwargs
+
+    def thunk() -> gym.Env:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if is_atari(env_id):
+            env = atari.NoopReset(env, noop_max=30)
+            env = atari.MaxAndSkip(env, skip=4)
+            env = atari.EpisodicLife(env)
+            env = atari.FireReset(env)  # where a game has FIRE
+        else:
+            env = atari.Grayscale(env)
+        env = atari.ClipReward(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        env = gym.wrappers.FrameStackObservation(env, 4)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return AsyncVectorEnv(thunks) if args.async_envs else SyncVectorEnv(thunks)
+
+
+class NoisyLinear(nn.Linear):
+    """A linear layer with learned noise: y = (W + sigma_W * noise_W) x + b + sigma_b * noise_b.
+
+    The noise is factorised: noise_W is the outer product of noise_out and noise_in, and noise_b is
+    noise_out. It is drawn anew for every batch.
+    """
+
+    def __init__(self, num_in: int, num_out: int, sigma: float):
+        super().__init__(num_in, num_out)  # W and b: uniform between -1 / sqrt(num_in) and +
+        self.sigma_weight = nn.Parameter(torch.full((num_out, num_in), sigma / num_in**0.5))
+        self.sigma_bias = nn.Parameter(torch.full((num_out,), sigma / num_in**0.5))
+
+    def forward(self, x: Tensor, noisy: bool = True) -> Tensor:
+        y = super().forward(x)
+        if not noisy:
+            return y
+        noise = torch.randn(self.in_features + self.out_features, device=x.device)
+        noise = noise.sign() * noise.abs().sqrt()
+        noise_in, noise_out = noise.split([self.in_features, self.out_features])
+        # the same as with noise_W, without its matrix
+        return y + noise_out * F.linear(noise_in * x, self.sigma_weight, self.sigma_bias)
+
+
+# differs from c51_atari.py: dueling streams of noisy layers
+class QNetwork(nn.Module):
+    """The return distribution of each action: logits, (batch, actions, atoms)."""
+
+    def __init__(self, envs: gym.vector.VectorEnv, args: Args):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(4, 32, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        num_logits = envs.single_action_space.n * args.n_atoms
+        self.value_hidden = NoisyLinear(64 * 7 * 7, 512, args.noisy_sigma)
+        self.value = NoisyLinear(512, args.n_atoms, args.noisy_sigma)
+        self.advantage_hidden = NoisyLinear(64 * 7 * 7, 512, args.noisy_sigma)
+        self.advantage = NoisyLinear(512, num_logits, args.noisy_sigma)
+        self.register_buffer("atoms", torch.linspace(args.v_min, args.v_max, args.n_atoms))
+
+    def forward(self, obs: Tensor, noisy: bool = True) -> Tensor:
+        features = self.features(obs / 255)  # obs: bytes, (batch, 4, 84, 84)
+        value = self.value(self.value_hidden(features, noisy).relu(), noisy)
+        advantage = self.advantage(self.advantage_hidden(features, noisy).relu(), noisy)
+        advantage = advantage.unflatten(1, (-1, len(self.atoms)))
+        return value.unsqueeze(1) + advantage - advantage.mean(1, keepdim=True)
+
+    def q_values(self, obs: Tensor, noisy: bool = True) -> Tensor:
+        return self(obs, noisy).softmax(-1) @ self.atoms  # the mean return of each action
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self.q_values(obs, noisy=not greedy).argmax(-1)
+
+
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
+    """Project a distribution with `probs` at `returns`, both (batch, atoms), onto the atoms: each
+    probability is split between the two atoms around its return, in proportion to nearness."""
+    last = len(atoms) - 1
+    spacing = (atoms[-1] - atoms[0]) / last
+    position = ((returns - atoms[0]) / spacing).clamp(0, last)
+    nearest = position.round()  # rounding errors must not move mass away from an atom that is met
+    position = torch.where(abs(position - nearest) < 1e-4, nearest, position)
+    lower = position.long()
+    upper = (lower + 1).clamp(max=last)
+    share_above = position - lower
+    projected = torch.zeros_like(probs).scatter_add_(1, lower, probs * (1 - share_above))
+    return projected.scatter_add_(1, upper, probs * share_above)
+
+
+# differs from c51_atari.py: double, over n steps, and weighted
+def update(
+    q_network: QNetwork,
+    target_network: QNetwork,
+    optimizer: optim.Optimizer,
+    args: Args,
+    *batch: Tensor,
+) -> tuple[Losses, Tensor]:
+    """One gradient step; returns losses to log, and the loss of each transition."""
+    obs, next_obs, actions, rewards, discounts, weights = batch
+    atoms = q_network.atoms
+    with torch.no_grad():
+        best = q_network.q_values(next_obs).argmax(1)  # double: chosen here, evaluated there
+        next_probs = target_network(next_obs).softmax(-1)
+        next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
+        # rewards are sums over n steps, discounts gamma^n, and 0 after termination
+        returns = rewards[:, None] + discounts[:, None] * atoms
+        target_probs = project(next_probs, returns, atoms)
+    logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
+    logprobs = logits.log_softmax(-1)
+    cross_entropy = -(target_probs * logprobs).sum(1)
+    loss = (weights * cross_entropy).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    q_values = logprobs.detach().exp() @ atoms
+    losses = {"losses/loss": loss.detach(), "losses/q_values": q_values.mean()}
+    return losses, cross_entropy.detach()
+
+
+@torch.no_grad()
+def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """target = tau * network + (1 - tau) * target"""
+    for target, source in zip(target_network.parameters(), network.parameters(), strict=True):
+        target.lerp_(source, tau)
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.videos)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
+
+    q_network = QNetwork(envs, args).to(device)
+    target_network = QNetwork(envs, args).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    adam = dict(eps=1.5e-4, fused=True, capturable=device.type == "cuda")  # paper's
+    optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
+    replay = partial(
+        PrioritizedFrameReplayBuffer,
+        n_step=args.n_step,
+        gamma=args.gamma,
+        alpha=args.prioritized_replay_alpha,
+        eps=args.prioritized_replay_eps,
+    )
+    memory = make_memory(replay, envs, args, device)
+    q_values = inference(q_network.q_values, device, args)
+    losses = Means()
+    train = accelerate(partial(update, q_network, target_network, optimizer, args), device, args)
+
+    @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
+    def learn() -> None:
+        batch, slots = memory.sample(args.batch_size)
+        metrics, priorities = train(*batch.to(device))
+        memory.update_priorities(slots, priorities)
+        losses.add(metrics)
+
+    rng = np.random.default_rng(args.seed)
+    actions = np.zeros(args.num_envs, dtype=np.int64)
+
+    envs.reset(seed=args.seed)
+    state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    state |= dict(memory=memory, losses=losses, rng=rng, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    obs = envs.obs
+    ended = envs.ended
+    for iteration in range(start, args.num_iterations):
+        steps = iteration * args.num_envs  # so far
+
+        # Act. Each environment explores independently of the others.
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, steps)
+        explore = rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            actions[:] = q_values(obs).argmax(-1)
+        if explore.any():
+            actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
+
+        # differs from c51_atari.py: beta of the importance-sampling weights; a soft update
+        # Learn; a GPU does so while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(steps + 1, steps + args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.train_frequency == 0:
+                beta = args.prioritized_replay_beta
+                memory.beta.fill_(linear_schedule(beta, 1, args.total_timesteps, global_step))
+                learn()
+            if learning and global_step % args.target_network_frequency == 0:
+                update_target(q_network, target_network, args.tau)
+            if global_step % 100 == 0:
+                run.log(losses.take(), global_step)
+
+        # Step the environments; a step that only reset one of them is not stored.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
+        obs = next_obs
+        ended = terminated | truncated
+        run.log_episodes(infos, global_step)
+        run.evaluate(q_network, global_step)
+        run.checkpoint(iteration + 1)
+
+    run.finish(q_network)

@@ -1,0 +1,82 @@
+"""The page of tuned settings: the commands of tuned.toml, and the scores of their runs."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from cleanrl_utils.analysis import grouping, tables
+from cleanrl_utils.pages.results import Group, command_html
+from cleanrl_utils.running.tuned import as_words, read_tuned
+
+MACHINE = {"cuda", "torch_threads", "torch_deterministic", "compile", "cudagraphs"}
+
+
+@dataclass
+class Entry:
+    """Tuned settings of a script for an environment."""
+
+    script: str
+    env_id: str
+    settings: dict[str, Any]
+
+    @property
+    def command(self) -> str:
+        return f"python cleanrl/{self.script}.py --env-id {self.env_id} --tuned"
+
+    @property
+    def flags(self) -> str:
+        words = []
+        for name, value in self.settings.items():
+            words += as_words("--" + name.replace("_", "-"), value)
+        return " ".join(words)
+
+    def made(self, fact: dict[str, Any]) -> bool:
+        """Whether a run has these settings."""
+        found = tables.fact_settings(fact)
+        wanted = {name: grouping.as_text(value) for name, value in self.settings.items()}
+        return all(found.get(name) == value for name, value in wanted.items())
+
+
+def entries() -> list[Entry]:
+    """All entries, by environment."""
+    tuned = read_tuned()
+    found = [Entry(s, env_id, dict(x)) for s, envs in tuned.items() for env_id, x in envs.items()]
+    return sorted(found, key=lambda entry: (entry.env_id, entry.script))
+
+
+def entry_groups(entry: Entry, groups: list[Group]) -> list[Group]:
+    """The results of an entry: its groups, each with the runs that have its settings."""
+    found = []
+    for group in groups:
+        if (group.script, group.env_id) != (entry.script, entry.env_id):
+            continue
+        runs = [run for run in group.runs if entry.made(run)]
+        if runs:
+            found.append(dataclasses.replace(group, runs=runs))
+    return found
+
+
+def default_score(entry: Entry, groups: list[Group]) -> str:
+    """The score of the default settings, from the longest runs of the script's own name."""
+    found = [
+        group
+        for group in groups
+        if (group.name, group.env_id) == (entry.script, entry.env_id)
+        and not any(entry.made(run) for run in group.runs)
+    ]
+    if not found:
+        return "–"
+    group = max(found, key=lambda group: group.steps)
+    return f"{group.score()} ({group.steps:,} steps)"
+
+
+def tuned_table(groups: list[Group]) -> str:
+    """One row per entry: command, what it sets, score."""
+    lines = ["| command | sets | return | best | seeds | steps | minutes | with the defaults |"]
+    lines.append("|-|-|-|-|-|-|-|-|")
+    for entry in entries():
+        for group in entry_groups(entry, groups):
+            cells = [command_html(entry.command), command_html(entry.flags), group.score()]
+            cells += [group.best(), str(group.seeds), f"{group.steps:,}", group.minutes()]
+            lines.append(f"| {' | '.join([*cells, default_score(entry, groups)])} |")
+    return "\n".join(lines)

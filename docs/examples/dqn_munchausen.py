@@ -1,0 +1,215 @@
+"""Munchausen DQN: dqn.py, with the log-probability of the action added to the reward.
+
+    python docs/examples/dqn_munchausen.py --env-id CartPole-v1
+
+Paper: https://arxiv.org/abs/2007.14430. Step by step: docs/advanced/dqn-variants.md
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from cleanrl_utils.environments.making import make, require_spaces
+from cleanrl_utils.environments.vector import SyncVectorEnv
+from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
+from cleanrl_utils.running.losses import Losses, Means
+from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
+from cleanrl_utils.speed.graphs import accelerate, capture
+from cleanrl_utils.speed.inference import inference
+
+
+@dataclass
+class Args(TorchArgs):
+    env_id: str = "CartPole-v1"
+    """id of the environment; your own as module:Id"""
+    total_timesteps: Count = 500_000
+    """number of environment steps"""
+    learning_rate: NonNegative = 2.5e-4
+    """learning rate of Adam"""
+    num_envs: Count = 1
+    """number of parallel environments; other settings count steps of single environments"""
+    buffer_size: Count = 10_000
+    """number of transitions in the replay memory"""
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """device of the replay memory; auto: the networks' device, if it has room"""
+    gamma: Share = 0.99
+    """discount factor"""
+    munchausen_alpha: Share = 0.9
+    """factor of the log-probability that is added to the reward"""
+    munchausen_tau: NonNegative = 0.03
+    """temperature of the softmax policy"""
+    munchausen_clip: float = -1.0
+    """lower bound of temperature times log-probability"""
+    tau: Share = 1.0
+    """coefficient of the soft update of the target network: 1 copies the network"""
+    target_network_frequency: Count = 500
+    """update the target network every this many steps"""
+    batch_size: Count = 128
+    """number of transitions per gradient step"""
+    start_e: Share = 1
+    """probability of a random action at the start (epsilon)"""
+    end_e: Share = 0.05
+    """probability of a random action at the end of exploration (epsilon)"""
+    exploration_fraction: Share = 0.5
+    """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
+    learning_starts: Natural = 10_000
+    """number of steps before the first gradient step"""
+    train_frequency: Count = 10
+    """number of steps per gradient step"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_iterations = self.total_timesteps // self.num_envs
+        require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
+
+
+def make_env(
+    env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
+) -> Callable:
+    """A function that makes one environment; the first of them may be filmed."""
+
+    def thunk() -> gym.Env:
+        env = make(env_id, video_folder if capture_video and idx == 0 else None, **env_kwargs)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        if len(env.observation_space.shape or ()) != 1:  # dicts, images: one vector each
+            env = gym.wrappers.FlattenObservation(env)
+        env.action_space.seed(seed)
+        return env
+
+    return thunk
+
+
+def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
+    """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
+    kwargs = args.env_settings | {"capture_video": args.capture_video, "video_folder": video_folder}
+    thunks = [make_env(args.env_id, args.seed + i, i, **kwargs) for i in range(args.num_envs)]
+    return SyncVectorEnv(thunks)
+
+
+class QNetwork(nn.Sequential):
+    """Q-values of all actions."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        num_obs = envs.single_observation_space.shape[0]
+        num_actions = envs.single_action_space.n
+        hidden = [nn.Linear(num_obs, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
+        super().__init__(*hidden, nn.Linear(84, num_actions))
+
+    def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
+        return self(obs).argmax(-1)  # the training loop explores
+
+
+def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
+    """From `start` at step 0 to `end` at step `duration`, and `end` from there on."""
+    return end if step >= duration else start + (end - start) * step / duration
+
+
+# differs from dqn.py: soft values, and the scaled log-policy in the reward
+def update(
+    q_network: QNetwork,
+    target_network: QNetwork,
+    optimizer: optim.Optimizer,
+    args: Args,
+    *batch: Tensor,
+) -> Losses:
+    """One gradient step; returns its loss and the mean predicted Q-value."""
+    obs, next_obs, actions, rewards, terminated = batch
+    with torch.no_grad():
+        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        temperature = args.munchausen_tau
+        logprobs = (target_network(obs) / temperature).log_softmax(1)
+        logprob = logprobs.gather(1, actions.unsqueeze(1)).squeeze(1)
+        bonus = (temperature * logprob).clamp(args.munchausen_clip, 0)
+        next_q_values = target_network(next_obs)
+        next_value = temperature * (next_q_values / temperature).logsumexp(1)  # soft maximum
+        td_target = rewards + args.munchausen_alpha * bonus
+        td_target += args.gamma * next_value * (1 - terminated)
+    q_values = q_network(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
+    td_loss = F.mse_loss(q_values, td_target)
+    optimizer.zero_grad()
+    td_loss.backward()
+    optimizer.step()
+    return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values.detach().mean()}
+
+
+@torch.no_grad()
+def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """target = tau * network + (1 - tau) * target"""
+    for target, source in zip(target_network.parameters(), network.parameters(), strict=True):
+        target.lerp_(source, tau)
+
+
+if __name__ == "__main__":
+    args = parse_args(Args)
+    run = Run(args, make_env)
+    device = run.device
+    envs = make_envs(args, run.videos)
+    require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
+
+    q_network = QNetwork(envs).to(device)
+    target_network = QNetwork(envs).to(device)
+    target_network.load_state_dict(q_network.state_dict())
+    adam = dict(fused=True, capturable=device.type == "cuda")
+    optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
+    memory = make_memory(ReplayBuffer, envs, args, device)
+    q_values = inference(q_network, device, args)
+    losses = Means()
+    train = accelerate(partial(update, q_network, target_network, optimizer, args), device, args)
+
+    @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
+    def learn() -> None:
+        batch = memory.sample(args.batch_size).to(device)
+        losses.add(train(*batch))
+
+    rng = np.random.default_rng(args.seed)
+    actions = np.zeros(args.num_envs, dtype=np.int64)
+
+    envs.reset(seed=args.seed)
+    state = dict(q_network=q_network, target_network=target_network, optimizer=optimizer)
+    state |= dict(memory=memory, losses=losses, rng=rng, envs=envs)
+    start = run.resume(args.num_iterations, **state)
+    obs = envs.obs
+    ended = envs.ended
+    for iteration in range(start, args.num_iterations):
+        steps = iteration * args.num_envs  # so far
+
+        # Act. Each environment explores independently of the others.
+        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        epsilon = linear_schedule(args.start_e, args.end_e, exploring, steps)
+        explore = rng.random(args.num_envs) < epsilon
+        if not explore.all():
+            actions[:] = q_values(obs).argmax(-1)
+        if explore.any():
+            actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
+
+        # Learn; a GPU does so while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
+        for global_step in range(steps + 1, steps + args.num_envs + 1):
+            learning = global_step > args.learning_starts
+            if learning and global_step % args.train_frequency == 0:
+                learn()
+            if learning and global_step % args.target_network_frequency == 0:
+                update_target(q_network, target_network, args.tau)
+            if global_step % 100 == 0:
+                run.log(losses.take(), global_step)
+
+        # Step the environments; a step that only reset one of them is not stored.
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions)
+        memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
+        obs = next_obs
+        ended = terminated | truncated
+        run.log_episodes(infos, global_step)
+        run.evaluate(q_network, global_step)
+        run.checkpoint(iteration + 1)
+
+    run.finish(q_network)
