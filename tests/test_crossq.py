@@ -286,10 +286,30 @@ def test_policy_loss_is_that_of_the_smaller_critic_as_it_acts(
 
 
 @pytest.mark.parametrize("module", [crossq, droq], ids=["crossq", "droq"])
+def test_the_policy_climbs_its_critics_and_leaves_their_weights(module: Any) -> None:
+    small = {"critic_width": 64} if module is crossq else {}
+    args = module.Args(autotune=False, alpha=1e-6, **small)
+    agent = module.Agent(Spaces(), args)
+    before = [x.clone() for x in agent.critics.parameters()]
+    optimizer = torch.optim.Adam(agent.actor.parameters(), 1e-3)
+    obs = torch.randn(256, 4)
+
+    def value() -> float:
+        with torch.no_grad():
+            return agent.critics(obs, agent.actor.act(obs)).mean().item()
+
+    start = value()
+    for _ in range(40):
+        module.update_policy(agent, optimizer, args, obs)
+    assert value() > start + 1e-3
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.critics.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("module", [crossq, droq], ids=["crossq", "droq"])
 def test_updates_never_ask_for_a_value(module: Any) -> None:
     """Tensors without values cannot answer: what runs here can be a CUDA graph."""
     args = module.Args()
-    agent = module.Agent(Spaces(), args).to("meta")
+    agent: Any = module.Agent(Spaces(), args).to("meta")
     transitions = [x.to("meta") for x in batch()]
     module.update_critics(agent, frozen(agent.critics), args, *transitions)
     module.update_policy(agent, frozen(agent.actor), args, *transitions)
