@@ -18,10 +18,10 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.envpool import Pool
 from cleanrl_utils.environments.making import make
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, mean_of, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
-from cleanrl_utils.speed.graphs import accelerate, to_device
+from cleanrl_utils.speed.graphs import capture, compile, to_device
 from cleanrl_utils.speed.inference import PolicyOnDevice
 
 
@@ -219,7 +219,12 @@ if __name__ == "__main__":
     epsilon = torch.zeros((), device=device)
     optimizer = optim.RAdam(q_network.parameters(), lr, capturable=device.type == "cuda")
     policy = PolicyOnDevice(partial(q_network.explore, epsilon=epsilon), device, args)
-    learn = accelerate(partial(update, q_network, optimizer, args), device, args)
+    train = compile(partial(update, q_network, optimizer, args), args)
+
+    @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
+    def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
+        minibatches = shuffled.split(args.minibatch_size)
+        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
 
     # differs from pqn.py: images; actions stay on the CPU
     # A rollout, (num_steps, num_envs). obs has one row more, for the Q-values after the last step.
@@ -257,9 +262,7 @@ if __name__ == "__main__":
         batch = [x.flatten(0, 1).to(device) for x in rollout]
         losses = []
         for _ in range(args.update_epochs):
-            shuffled = torch.randperm(args.batch_size, device=device)
-            for indices in shuffled.split(args.minibatch_size):
-                losses.append(learn(*(x[indices] for x in batch)))
+            losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
 
         metrics = {"charts/learning_rate": lr, "charts/epsilon": epsilon} | mean_of(losses)
         run.log(metrics, global_step)

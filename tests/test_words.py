@@ -100,6 +100,11 @@ OTHER_MEANINGS = [
         "simbav2_*",
     ),
     ("policy_frequency", "update the policy every this many steps", "crossq_*"),
+    (
+        "critic_width",
+        "width of a critic's first layer; the next two have a half and a quarter of it",
+        "fast_td3_*",
+    ),
     ("policy_lr", "learning rate of the policy and the entropy coefficient", "sac_atari"),
     ("q_lr", "learning rate of the critics", "sac_atari"),
     (
