@@ -25,7 +25,7 @@ RUN python -m venv "$VIRTUAL_ENV"
 # Dependencies before the code: a change of the code does not install them again. The package itself
 # is installed as a folder (-e .), so its metadata and an empty shell of it must be there.
 WORKDIR /cleanrl
-ARG EXTRAS="atari envpool procgen mujoco dm_control pettingzoo memory_gym jax playground optuna"
+ARG EXTRAS="atari envpool procgen mujoco dm_control box2d pettingzoo memory_gym jax playground optuna"
 ARG TORCH_INDEX=""
 COPY pyproject.toml README.md LICENSE ./
 COPY requirements ./requirements

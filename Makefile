@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 PINS := requirements/requirements.txt requirements/constraints.txt pyproject.toml
-TEST_EXTRAS := dev atari envpool procgen mujoco dm_control pettingzoo jax playground optuna plot cloud docs
+TEST_EXTRAS := dev atari envpool procgen mujoco dm_control box2d pettingzoo jax playground optuna plot cloud docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -15,13 +15,13 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 1 \
     --workers "${WORKERS:-1}"
 
-# Candidates that have not had three seeds yet; those that work move to tuned.toml.
 python -m cleanrl_utils.benchmark \
     --env-ids MountainCar-v0 \
-    --command "python cleanrl/pqn_jax.py --num-seeds 5 --total-timesteps 2000000 --num-envs 64 --learning-rate 5e-4 --exploration-fraction 0.5 --exp-name pqn_jax_tuned --save-model" \
+    --command "python cleanrl/pqn_jax.py --tuned --num-seeds 5 --exp-name pqn_jax_tuned --save-model" \
     --num-seeds 1 \
     --workers "${WORKERS:-1}"
 
+# Candidates that have not had three seeds yet; those that work move to tuned.toml.
 python -m cleanrl_utils.benchmark \
     --env-ids FrozenLake-v1 \
     --command "python cleanrl/ppo.py --total-timesteps 200000 --num-envs 8 --learning-rate 1e-3 --exp-name ppo_tuned --save-model" \
