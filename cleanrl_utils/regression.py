@@ -53,7 +53,6 @@ class Task:
 
 TASKS = [
     Task("ppo_jax", "CartPole-v1", 16, "--total-timesteps 200000"),
-    Task("ppo_jax", "Acrobot-v1", 16, "--total-timesteps 200000 --num-envs 16", worst=-500),
     Task("ppo", "CartPole-v1", 10, "--total-timesteps 100000"),
 ]
 Scores = dict[str, np.ndarray]  # by name of the task
