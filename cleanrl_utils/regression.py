@@ -53,8 +53,6 @@ class Task:
 
 TASKS = [
     Task("ppo_jax", "CartPole-v1", 16, "--total-timesteps 200000"),
-    Task("ppo_jax", "Acrobot-v1", 16, "--total-timesteps 200000 --num-envs 16", worst=-500),
-    Task("pqn_jax", "CartPole-v1", 16, "--total-timesteps 200000"),
     Task("ppo", "CartPole-v1", 10, "--total-timesteps 100000"),
 ]
 Scores = dict[str, np.ndarray]  # by name of the task
@@ -83,7 +81,7 @@ def commands(task: Task, seed: int, runs_dir: str) -> list[list[str]]:
     words = [sys.executable, str(script), "--env-id", task.env_id, *task.flags.split()]
     words += ["--exp-name", task.exp_name, "--runs-dir", runs_dir, "--no-cuda"]
     words += ["--checkpoints", "0"]
-    if task.script in ("ppo_jax", "pqn_jax"):
+    if task.script == "ppo_jax":
         return [[*words, "--seed", str(seed), "--num-seeds", str(task.seeds)]]
     return [[*words, "--seed", str(seed + i)] for i in range(task.seeds)]
 
