@@ -168,7 +168,7 @@ def test_acting_uses_running_statistics_and_numpy() -> None:
     alone = np.concatenate([agent.act(row[None]) for row in obs])
     np.testing.assert_allclose(agent.act(obs), alone, atol=1e-6)
     inputs = agent.params, obs, np.zeros((2, 3))
-    assert translate(jax.make_jaxpr(partial(agent.network.apply, method="act"))(*inputs))
+    assert translate(jax.make_jaxpr(partial(agent.network.apply, method="act"))(*inputs), 2)
 
 
 def test_a_frequency_that_does_not_fit_is_refused() -> None:
