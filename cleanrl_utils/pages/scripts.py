@@ -181,7 +181,7 @@ class Script:
     def features(self) -> str:
         has = {flag.field for flag in self.flags} | set(self.bases)
         features = {
-            "CUDA graphs": "accelerate(" in self.source,
+            "CUDA graphs": "speed.graphs import" in self.source,
             "one program": "RunsArgs" in has,
             "many agents at once": "RunsArgs" in has,
             "replay on the GPU": "buffer_device" in has,
