@@ -405,7 +405,8 @@ def test_commands_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                     pytest.importorskip(package)
                 rest += [*row.quick.split(), "--eval-episodes", "1"]
             elif what.startswith("docs/"):
-                rest += [*SMALL.split(), "--eval-episodes", "1"]
+                small = TABLE["dqn"].quick if "dqn" in what else SMALL
+                rest += [*small.split(), "--eval-episodes", "1"]
             monkeypatch.setattr(sys, "argv", [what, *rest])
             try:
                 run = runpy.run_module if module else runpy.run_path
