@@ -13,7 +13,7 @@ python -m cleanrl_utils.benchmark \
 python -m cleanrl_utils.benchmark \
     --env-ids Taxi-v4 \
     --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 8 --learning-rate 2.5e-3 \
-        --total-timesteps 100000" \
+        --total-timesteps 250000" \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 python -m cleanrl_utils.benchmark \
