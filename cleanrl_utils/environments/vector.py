@@ -279,15 +279,37 @@ class SyncVectorEnv(ReplayState, gym.vector.SyncVectorEnv):
                 self._env_obs[i] = obs
                 if info:
                     infos = self._add_info(infos, info, i)
-            concatenate(self.single_observation_space, self._env_obs, self._observations)
+            self.obs = self._stack()
         except Exception as error:
             self._explain(error)
-        plain = isinstance(self._observations, np.ndarray)  # else a dictionary or tuple of arrays
-        self.obs = self._observations.copy() if plain else deepcopy(self._observations)
         if not all_finite(self.obs, rewards):
             self._fail_not_finite(rewards)
         self.ended = terminated | truncated
         return self.obs, rewards.copy(), terminated.copy(), truncated.copy(), infos
+
+    def _stack(self) -> Any:
+        """The observations of all environments in new arrays."""
+        batch = self._observations
+        if isinstance(batch, np.ndarray):  # else a dictionary or tuple of arrays
+            obs = np.array(self._env_obs)  # faster than concatenate
+            if obs.shape == batch.shape and obs.dtype == batch.dtype:
+                return obs
+        concatenate(self.single_observation_space, self._env_obs, batch)
+        return deepcopy(batch)
+
+    def _add_info(self, vector_infos: dict, env_info: dict, env_num: int) -> dict:
+        """As in Gymnasium, and faster for the first number of a name."""
+        others = {}
+        for key, value in env_info.items():
+            number = type(value) in (float, int, bool) or isinstance(value, np.number)
+            if key in vector_infos or not number:
+                others[key] = value
+                continue
+            vector_infos[key] = np.zeros(self.num_envs, type(value))
+            vector_infos[key][env_num] = value
+            vector_infos[f"_{key}"] = np.zeros(self.num_envs, bool)
+            vector_infos[f"_{key}"][env_num] = True
+        return super()._add_info(vector_infos, others, env_num) if others else vector_infos
 
     def _start_new_games(self, which: np.ndarray) -> None:
         for i in np.flatnonzero(which):
