@@ -55,7 +55,7 @@ class Args(PixelArgs):
     prioritized_replay_beta: Share = 0.4
     """exponent of the importance-sampling weights at the start; it rises to 1 over the run"""
     prioritized_replay_eps: NonNegative = 1e-6
-    """added to the loss in a priority, so that no transition is lost"""
+    """added to the loss of a transition, so that its priority is never zero"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -128,11 +128,11 @@ class NoisyLinear(nn.Linear):
     """A linear layer with learned noise: y = (W + sigma_W * noise_W) x + b + sigma_b * noise_b.
 
     The noise is factorised: noise_W is the outer product of noise_out and noise_in, and noise_b is
-    noise_out. It is drawn anew for every batch.
+    noise_out. It is drawn anew for every forward pass.
     """
 
     def __init__(self, num_in: int, num_out: int, sigma: float):
-        super().__init__(num_in, num_out)  # W and b: uniform between -1 / sqrt(num_in) and +
+        super().__init__(num_in, num_out)  # W and b: uniform in +-1 / sqrt(num_in)
         self.sigma_weight = nn.Parameter(torch.full((num_out, num_in), sigma / num_in**0.5))
         self.sigma_bias = nn.Parameter(torch.full((num_out,), sigma / num_in**0.5))
 
@@ -143,7 +143,7 @@ class NoisyLinear(nn.Linear):
         noise = torch.randn(self.in_features + self.out_features, device=x.device)
         noise = noise.sign() * noise.abs().sqrt()
         noise_in, noise_out = noise.split([self.in_features, self.out_features])
-        # the same as with noise_W, without its matrix
+        # the same as with noise_W, but this matrix is never built
         return y + noise_out * F.linear(noise_in * x, self.sigma_weight, self.sigma_bias)
 
 
@@ -203,7 +203,7 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     return projected.scatter_add_(1, upper, probs * share_above)
 
 
-# differs from c51_atari.py: double, over n steps, and weighted
+# differs from c51_atari.py: double Q-learning, n-step returns, importance-sampling weights
 def update(
     q_network: QNetwork,
     target_network: QNetwork,
@@ -215,10 +215,10 @@ def update(
     obs, next_obs, actions, rewards, discounts, weights = batch
     atoms = q_network.atoms
     with torch.no_grad():
-        best = q_network.q_values(next_obs).argmax(1)  # double: chosen here, evaluated there
+        best = q_network.q_values(next_obs).argmax(1)  # double: the target network evaluates it
         next_probs = target_network(next_obs).softmax(-1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
-        # rewards are sums over n steps, discounts gamma^n, and 0 after termination
+        # rewards are sums over n steps; discounts are gamma^n, or 0 after termination
         returns = rewards[:, None] + discounts[:, None] * atoms
         target_probs = project(next_probs, returns, atoms)
     logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
