@@ -149,7 +149,7 @@ class NoisyLinear(nn.Linear):
 
 # differs from c51_atari.py: dueling streams of noisy layers
 class QNetwork(nn.Module):
-    """The return distribution of each action: logits, (batch, actions, atoms)."""
+    """Q-values of all actions, by the convolutional network of the Nature paper."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
@@ -169,18 +169,18 @@ class QNetwork(nn.Module):
         self.advantage = NoisyLinear(512, num_logits, args.noisy_sigma)
         self.register_buffer("atoms", torch.linspace(args.v_min, args.v_max, args.n_atoms))
 
-    def forward(self, obs: Tensor, noisy: bool = True) -> Tensor:
+    def get_logits(self, obs: Tensor, noisy: bool = True) -> Tensor:  # (batch, actions, atoms)
         features = self.features(obs / 255)  # obs: bytes, (batch, 4, 84, 84)
         value = self.value(self.value_hidden(features, noisy).relu(), noisy)
         advantage = self.advantage(self.advantage_hidden(features, noisy).relu(), noisy)
         advantage = advantage.unflatten(1, (-1, len(self.atoms)))
         return value.unsqueeze(1) + advantage - advantage.mean(1, keepdim=True)
 
-    def q_values(self, obs: Tensor, noisy: bool = True) -> Tensor:
-        return self(obs, noisy).softmax(-1) @ self.atoms  # the mean return of each action
+    def forward(self, obs: Tensor, noisy: bool = True) -> Tensor:
+        return self.get_logits(obs, noisy).softmax(-1) @ self.atoms  # means of the distributions
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self.q_values(obs, noisy=not greedy).argmax(-1)
+        return self(obs, noisy=not greedy).argmax(-1)
 
 
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
@@ -215,13 +215,13 @@ def update(
     obs, next_obs, actions, rewards, discounts, weights = batch
     atoms = q_network.atoms
     with torch.no_grad():
-        best = q_network.q_values(next_obs).argmax(1)  # double: the target network evaluates it
-        next_probs = target_network(next_obs).softmax(-1)
+        best = q_network(next_obs).argmax(1)  # double: the target network evaluates it
+        next_probs = target_network.get_logits(next_obs).softmax(-1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
         # rewards are sums over n steps; discounts are gamma^n, or 0 after termination
         returns = rewards[:, None] + discounts[:, None] * atoms
         target_probs = project(next_probs, returns, atoms)
-    logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
+    logits = q_network.get_logits(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
     cross_entropy = -(target_probs * logprobs).sum(1)
     loss = (weights * cross_entropy).mean()
@@ -260,7 +260,7 @@ if __name__ == "__main__":
         eps=args.prioritized_replay_eps,
     )
     memory = make_memory(replay, envs, args, device)
-    q_values = inference(q_network.q_values, device, args)
+    q_values = inference(q_network, device, args)
     losses = Means()
     train = accelerate(partial(update, q_network, target_network, optimizer, args), device, args)
 

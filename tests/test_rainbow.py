@@ -55,13 +55,13 @@ def test_dueling_streams() -> None:
     network, _ = q_network()
     obs = pictures(2)
     with torch.no_grad():
-        logits = network(obs, noisy=False)
+        logits = network.get_logits(obs, noisy=False)
         hidden = network.value_hidden(network.features(obs / 255), noisy=False).relu()
         value = network.value(hidden, noisy=False)
         assert logits.shape == (2, NUM_ACTIONS, 51)
         assert torch.allclose(logits.mean(1), value, atol=1e-5)
         assert (logits - value[:, None]).abs().max() > 1e-3
-        q_values = network.q_values(obs, noisy=False)
+        q_values = network(obs, noisy=False)
         assert torch.allclose(q_values, (logits.softmax(-1) * network.atoms).sum(-1), atol=1e-5)
 
 
@@ -72,7 +72,7 @@ def test_evaluation_has_no_noise_and_draws_no_random_numbers() -> None:
         before = torch.get_rng_state()
         actions = network.act(obs)
         assert torch.equal(torch.get_rng_state(), before)
-        assert torch.equal(actions, network.q_values(obs, noisy=False).argmax(-1))
+        assert torch.equal(actions, network(obs, noisy=False).argmax(-1))
         sampled = [network.act(obs, greedy=False) for _ in range(4)]
     assert any(not torch.equal(actions, other) for other in sampled)
 
@@ -96,10 +96,10 @@ def test_loss_of_a_batch_written_out() -> None:
 
     atoms = np.linspace(-5, 5, 11)
     with torch.no_grad():
-        logprobs = network(obs, noisy=False).log_softmax(-1).double().numpy()
-        online = network.q_values(next_obs, noisy=False).argmax(1)
-        probs = target(next_obs, noisy=False).softmax(-1).double().numpy()
-        assert (online != target.q_values(next_obs, noisy=False).argmax(1)).any()  # double counts
+        logprobs = network.get_logits(obs, noisy=False).log_softmax(-1).double().numpy()
+        online = network(next_obs, noisy=False).argmax(1)
+        probs = target.get_logits(next_obs, noisy=False).softmax(-1).double().numpy()
+        assert (online != target(next_obs, noisy=False).argmax(1)).any()  # double counts
     wanted = []
     for i in range(8):
         spread = np.zeros(11)
