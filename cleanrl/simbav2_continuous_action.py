@@ -171,7 +171,7 @@ class Network(nn.Module):
         """Back onto the unit sphere, after a gradient step."""
         for name, x in self.named_parameters():
             if "weight" in name:
-                x.copy_(F.normalize(x, dim=1))
+                x.div_(x.norm(dim=1, keepdim=True))
 
 
 # differs from sac_continuous_action.py: on the unit sphere; normalises observations
