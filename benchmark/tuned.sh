@@ -21,19 +21,19 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 1 \
     --workers "${WORKERS:-1}"
 
+python -m cleanrl_utils.benchmark \
+    --env-ids FrozenLake-v1 \
+    --command "python cleanrl/ppo.py --tuned --exp-name ppo_tuned --save-model" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-1}"
+
+python -m cleanrl_utils.benchmark \
+    --env-ids FrozenLake-v1 \
+    --command "python cleanrl/dqn.py --tuned --exp-name dqn_tuned --save-model" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-1}"
+
 # Candidates that have not had three seeds yet; those that work move to tuned.toml.
-python -m cleanrl_utils.benchmark \
-    --env-ids FrozenLake-v1 \
-    --command "python cleanrl/ppo.py --total-timesteps 200000 --num-envs 8 --learning-rate 1e-3 --exp-name ppo_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
-python -m cleanrl_utils.benchmark \
-    --env-ids FrozenLake-v1 \
-    --command "python cleanrl/dqn.py --total-timesteps 60000 --learning-rate 1e-3 --exploration-fraction 0.3 --train-frequency 4 --learning-starts 1000 --end-e 0.01 --exp-name dqn_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
 python -m cleanrl_utils.benchmark \
     --env-ids MountainCarContinuous-v0 \
     --command "python cleanrl/ppo_continuous_action.py --total-timesteps 200000 --num-envs 16 --num-steps 256 --no-anneal-lr --gamma 0.999 --gae-lambda 0.98 --exp-name ppo_continuous_action_tuned --save-model" \
