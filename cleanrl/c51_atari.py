@@ -43,8 +43,7 @@ class Args(PixelArgs):
     v_max: float = 10
     """largest atom of the return distribution"""
     min_probability: Share = 0.0
-    """lower bound of predicted probabilities in the loss, below which they have no gradient; the
-    original uses 1e-5"""
+    """smallest probability that has a gradient in the loss (the original: 1e-5)"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -112,7 +111,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 # differs from dqn_atari.py: a distribution over returns for every action
 class QNetwork(nn.Sequential):
-    """The return distribution of each action: logits, (batch, actions, atoms)."""
+    """Q-values of all actions, by the convolutional network of the Nature paper."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__(
@@ -129,15 +128,15 @@ class QNetwork(nn.Sequential):
         )
         self.register_buffer("atoms", torch.linspace(args.v_min, args.v_max, args.n_atoms))
 
-    def forward(self, obs: Tensor) -> Tensor:
+    def get_logits(self, obs: Tensor) -> Tensor:  # (batch, actions, atoms)
         logits = super().forward(obs / 255)  # obs: bytes, (batch, 4, 84, 84)
         return logits.unflatten(1, (-1, len(self.atoms)))
 
-    def q_values(self, obs: Tensor) -> Tensor:
-        return self(obs).softmax(-1) @ self.atoms  # the mean return of each action
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.get_logits(obs).softmax(-1) @ self.atoms  # means of the distributions
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self.q_values(obs).argmax(-1)  # the training loop explores
+        return self(obs).argmax(-1)  # the training loop explores
 
 
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
@@ -172,20 +171,19 @@ def update(
     obs, next_obs, actions, rewards, terminated = batch
     atoms = q_network.atoms
     with torch.no_grad():
-        next_probs = target_network(next_obs).softmax(-1)
+        next_probs = target_network.get_logits(next_obs).softmax(-1)
         best = (next_probs @ atoms).argmax(1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
         # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         returns = rewards[:, None] + args.gamma * (1 - terminated[:, None]) * atoms
         target_probs = project(next_probs, returns, atoms)
-    logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
-    logprobs = logits.log_softmax(-1)
-    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: no bound
-    loss = -(target_probs * logprobs.clamp(min=floor)).sum(1).mean()  # cross-entropy
+    logits = q_network.get_logits(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
+    logprobs = logits.log_softmax(-1).clamp(np.log(max(args.min_probability, 1e-38)))
+    loss = -(target_probs * logprobs).sum(1).mean()  # cross-entropy
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    q_values = logprobs.detach().exp() @ atoms
+    q_values = logits.detach().softmax(-1) @ atoms
     return {"losses/loss": loss.detach(), "losses/q_values": q_values.mean()}
 
 
@@ -202,7 +200,7 @@ if __name__ == "__main__":
     adam = dict(eps=0.01 / args.batch_size, fused=True, capturable=device.type == "cuda")  # paper's
     optimizer = optim.Adam(q_network.parameters(), args.learning_rate, **adam)
     memory = make_memory(FrameReplayBuffer, envs, args, device)
-    q_values = inference(q_network.q_values, device, args)
+    q_values = inference(q_network, device, args)
     losses = Means()
     train = accelerate(partial(update, q_network, target_network, optimizer, args), device, args)
 

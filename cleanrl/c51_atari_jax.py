@@ -48,8 +48,7 @@ class Args(RunArgs):
     v_max: float = 10
     """largest atom of the return distribution"""
     min_probability: Share = 0.0
-    """lower bound of predicted probabilities in the loss, below which they have no gradient; the
-    original uses 1e-5"""
+    """smallest probability that has a gradient in the loss (the original: 1e-5)"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     gamma: Share = 0.99

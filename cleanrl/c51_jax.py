@@ -45,8 +45,7 @@ class Args(RunArgs):
     v_max: float = 100
     """largest atom of the return distribution"""
     min_probability: Share = 0.0
-    """lower bound of predicted probabilities in the loss, below which they have no gradient; the
-    original uses 1e-5"""
+    """smallest probability that has a gradient in the loss (the original: 1e-5)"""
     buffer_size: Count = 10_000
     """number of transitions in the replay memory"""
     gamma: Share = 0.99

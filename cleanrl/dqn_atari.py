@@ -147,11 +147,11 @@ def update(
         best_next = target_network(next_obs).amax(1)
         td_target = rewards + args.gamma * best_next * (1 - terminated)
     q_values = q_network(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
-    td_loss = F.mse_loss(q_values, td_target)
+    loss = F.mse_loss(q_values, td_target)
     optimizer.zero_grad()
-    td_loss.backward()
+    loss.backward()
     optimizer.step()
-    return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values.detach().mean()}
+    return {"losses/td_loss": loss.detach(), "losses/q_values": q_values.detach().mean()}
 
 
 @torch.no_grad()

@@ -52,8 +52,8 @@ class Task:
 
 
 TASKS = [
-    Task("ppo_jax", "CartPole-v1", 16, "--total-timesteps 200000"),
-    Task("ppo", "CartPole-v1", 10, "--total-timesteps 100000"),
+    Task("ppo_jax", "CartPole-v1", 32, "--total-timesteps 300000"),
+    Task("ppo", "CartPole-v1", 20, "--total-timesteps 100000"),
 ]
 Scores = dict[str, np.ndarray]  # by name of the task
 

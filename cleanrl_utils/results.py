@@ -51,6 +51,8 @@ class ResultsArgs:
     """folders of runs, or folders that contain them"""
     output: str = "results.parquet"
     """export: file to write"""
+    replace: bool = False
+    """add: remove runs of the same script and environment that have other settings"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -61,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     require(bool(args.where), f"{args.action} needs a folder, e.g. runs")
     if args.action == "add":
-        names = add(list(args.where))
+        names = add(list(args.where), replace=args.replace)
         print(f"{len(names)} runs added to {COMMITTED.parent.name}/{COMMITTED.name}")
         return
     runs = [run for place in args.where for run in find_runs(place)]

@@ -10,7 +10,7 @@ from torch.distributions import Categorical
 
 from cleanrl import ppo_action_mask
 from cleanrl_utils.environments.masks import MaskInObservation
-from cleanrl_utils.speed.acting import numpy_method
+from cleanrl_utils.speed.numpy_networks import numpy_method
 
 DOCUMENTED = (
     "--env-id cleanrl_utils.environments.examples:MostlyInvalid-v0 --gamma 0.4"

@@ -1,7 +1,7 @@
 """What only DQN and C51 have: schedules in environment steps, target updates, the projection."""
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 from cleanrl import c51, c51_atari, dqn
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running.evaluation import build, save_model
-from cleanrl_utils.speed.inference import numpy_forward
+from cleanrl_utils.speed.inference import PolicyOnDevice, inference
 
 
 def test_projection_of_a_case_computed_by_hand() -> None:
@@ -102,8 +102,8 @@ def test_targets_bootstrap_unless_terminated(module) -> None:
             q, best = network(obs[0])[1], target(next_obs[0]).max()
             wanted = [(q - (2 + 0.9 * best)).square(), (q - 2).square()]
         else:
-            logprobs = network(obs[:1])[0, 1].log_softmax(-1).clamp(np.log(1e-5))
-            probs = target(next_obs[:1])[0].softmax(-1)
+            logprobs = network.get_logits(obs[:1])[0, 1].log_softmax(-1).clamp(np.log(1e-5))
+            probs = target.get_logits(next_obs[:1])[0].softmax(-1)
             best = probs[(probs @ network.atoms).argmax()]
             wanted = []
             for returns in (2 + 0.9 * network.atoms, 2 + 0 * network.atoms):
@@ -158,18 +158,23 @@ def test_too_early_a_start_is_refused() -> None:
     assert "--learning-starts" in refused.value.message
 
 
-def test_numpy_computes_what_torch_does() -> None:
-    network = q_network(dqn)
-    forward = numpy_forward(network, otherwise=lambda obs: pytest.fail("not needed"))
+@pytest.mark.parametrize("module", [dqn, c51])
+def test_numpy_computes_what_torch_does(module: ModuleType) -> None:
+    network = q_network(module)
+    forward = inference(network, torch.device("cpu"), module.Args(num_envs=8))
+    assert not isinstance(forward, PolicyOnDevice)
     with torch.no_grad():
         for weight in network.parameters():  # as an optimiser does: in place, afterwards
             weight.add_(0.1)
         obs = np.random.default_rng(0).normal(size=(8, 4))
-        assert np.allclose(forward(obs), network(torch.tensor(obs).float()), atol=1e-5)
-    many = numpy_forward(network, otherwise=lambda obs: "torch")
-    assert many(np.zeros((9, 4))) == "torch"
-    assert numpy_forward(q_network(c51).q_values, otherwise=forward) is forward
-    assert numpy_forward(nn.Sequential(nn.Conv2d(4, 8, 3)), otherwise=forward) is forward
+        assert np.allclose(forward(obs), network(torch.tensor(obs).float()), rtol=1e-4)
+
+
+def test_torch_computes_what_numpy_does_not() -> None:
+    cpu = torch.device("cpu")
+    pictures = nn.Sequential(nn.Conv2d(4, 8, 3))
+    assert isinstance(inference(pictures, cpu, dqn.Args()), PolicyOnDevice)
+    assert isinstance(inference(q_network(dqn), cpu, dqn.Args(num_envs=9)), PolicyOnDevice)
 
 
 @pytest.mark.parametrize("name", ["dqn", "c51"])

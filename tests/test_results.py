@@ -12,6 +12,7 @@ from fake_runs import make_run
 from cleanrl_utils import results
 from cleanrl_utils.analysis import grouping, stats
 from cleanrl_utils.analysis.palette import colors
+from cleanrl_utils.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +136,30 @@ def test_committed_facts_keep_the_settings(tmp_path: Path) -> None:
     results.add(["runs"], tmp_path / "kept")
     (fact,) = json.loads((tmp_path / "kept/ppo.json").read_text())
     assert fact["settings"] == {"script": "ppo", "learning_rate": "0.5"}
+
+
+def test_other_settings_are_not_added_to_a_group(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    make_run(Path("old"), 1, 100.0, name="old-1", learning_rate=0.5)
+    make_run(Path("old"), 2, 100.0, name="old-2", learning_rate=0.5)
+    results.add(["old"], kept)
+    before = {path: path.read_text() for path in kept.iterdir()}
+    make_run(Path("new"), 3, 100.0, name="new-3", learning_rate=0.1)
+    with pytest.raises(BadInput) as refused:
+        results.add(["new"], kept)
+    assert "(--learning-rate 0.1 instead of 0.5); use --replace" in refused.value.message
+    assert before == {path: path.read_text() for path in kept.iterdir()}
+    results.add(["new"], kept, replace=True)
+    assert set(results.facts(folder=kept).run) == set(results.load(folder=kept).run) == {"new-3"}
+
+
+def test_a_newer_run_of_a_seed_takes_its_place(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    for name in ("first", "second"):
+        make_run(Path(name), 1, 100.0, name=name)
+        results.add([name], kept)
+    assert list(results.facts(folder=kept).run) == ["second"]
+    assert set(results.load(folder=kept).run) == {"second"}
 
 
 def test_colours_do_not_repeat() -> None:

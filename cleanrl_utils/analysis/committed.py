@@ -6,36 +6,69 @@ from pathlib import Path
 
 import pandas as pd
 
-from cleanrl_utils.analysis.tables import curve, find_runs, read_many, summary
+from cleanrl_utils.analysis import grouping
+from cleanrl_utils.analysis.tables import curve, fact_settings, find_runs, read_many, summary
 from cleanrl_utils.errors import BadInput, missing_package, require
 
 COMMITTED = Path(__file__).resolve().parent.parent.parent / "benchmark" / "results"
 CURVE = ["step", "episodic_return", "seconds"]
 
 
-def add(where: list[str], folder: Path = COMMITTED) -> list[str]:
-    """Add finished runs to the committed results; returns their names."""
+def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> list[str]:
+    """Add finished runs to the committed results; returns their names.
+
+    A run takes the place of an earlier one of its seed. All runs of a script on an environment have
+    the same settings: `replace` removes those that have others, otherwise nothing is added.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     runs = [run for place in where for run in find_runs(place) if run.finished]
     require(bool(runs), f"{', '.join(where)}: no finished run found")
-    names = []
+    files: dict[str, tuple[list[dict], pd.DataFrame]] = {}
     for exp_name in sorted({run.record["args"]["exp_name"] for run in runs}):
         facts_path = folder / f"{exp_name}.json"
-        curves_path = folder / f"{exp_name}.csv"
         facts = json.loads(facts_path.read_text()) if facts_path.exists() else []
-        curves = pd.read_csv(curves_path) if curves_path.exists() else pd.DataFrame()
-        for run in [run for run in runs if run.record["args"]["exp_name"] == exp_name]:
+        mine = [run for run in runs if run.record["args"]["exp_name"] == exp_name]
+        curves = []
+        if facts:
+            old_points = pd.read_csv(facts_path.with_suffix(".csv"))
+            curves.append(old_points[~old_points.run.isin([run.folder.name for run in mine])])
+        for run in mine:
             fact = summary(run)
-            facts = [old for old in facts if old["run"] != fact["run"]] + [fact]
+            others = [old for old in facts if different_settings(old, fact)]
+            require(replace or not others, f"{fact['run']}: {explain(fact, others)}")
+            facts = [old for old in facts if old not in others and not same_seed(old, fact)]
+            facts.append(fact)
             new = curve(run).assign(script=fact["script"], env_id=fact["env_id"], seed=fact["seed"])
-            new = new.assign(run=fact["run"])[["script", "env_id", "seed", "run", *CURVE]]
-            old = curves[curves.run != fact["run"]] if len(curves) else curves
-            curves = pd.concat([old, new]) if len(old) else new
-            names.append(fact["run"])
+            curves.append(new.assign(run=fact["run"])[["script", "env_id", "seed", "run", *CURVE]])
+        points = pd.concat(curves)
+        points = points[points.run.isin([fact["run"] for fact in facts])]
         facts.sort(key=lambda fact: (fact["env_id"], fact["seed"], fact["run"]))
-        facts_path.write_text(json.dumps(facts, indent=1) + "\n")
-        curves.sort_values(["env_id", "seed", "run", "step"]).to_csv(curves_path, index=False)
-    return names
+        files[exp_name] = facts, points.sort_values(["env_id", "seed", "run", "step"])
+    for exp_name, (facts, points) in files.items():
+        (folder / f"{exp_name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+        points.to_csv(folder / f"{exp_name}.csv", index=False)
+    return [run.folder.name for run in runs]
+
+
+def same_seed(old: dict, new: dict) -> bool:
+    return (old["env_id"], old["seed"]) == (new["env_id"], new["seed"])
+
+
+def different_settings(old: dict, new: dict) -> bool:
+    """Whether two runs on the same environment must not be averaged."""
+    keys = [grouping.settings_key(fact_settings(fact)) for fact in (old, new)]
+    return old["env_id"] == new["env_id"] and keys[0] != keys[1]
+
+
+def explain(fact: dict, others: list[dict]) -> str:
+    """Why a run cannot be added to the runs that are there."""
+    settings = [fact_settings(other) for other in (fact, *others[:1])]
+    values = []
+    for name in grouping.differing(settings):
+        found = [known.get(name, grouping.ABSENT) for known in settings]
+        values.append(f"{grouping.flag_name(name)} {' instead of '.join(found)}")
+    there = f"the runs of {fact['exp_name']} on {fact['env_id']} that are there"
+    return f"differs from {there} ({', '.join(values)}); use --replace, or another --exp-name"
 
 
 def load(exp_name: str | None = None, folder: Path = COMMITTED) -> pd.DataFrame:

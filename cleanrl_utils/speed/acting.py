@@ -1,21 +1,14 @@
-"""Acting in a training loop with a small torch network: NumPy computes what the module defines.
+"""Acting with the policy of an on-policy algorithm, in NumPy where that is faster."""
 
-For the few observations of one step, NumPy needs a fifth of torch's time, and a GPU's answer takes
-longer than both.
-"""
-
-import operator
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch.fx import Node, Tracer
 
-from cleanrl_utils.speed.inference import MOST_ROWS_IN_NUMPY, PolicyOnDevice
+from cleanrl_utils.speed.inference import PolicyOnDevice
+from cleanrl_utils.speed.numpy_networks import MOST_ROWS_IN_NUMPY, numpy_method
 
 
 class Sampler:
@@ -40,116 +33,3 @@ class Sampler:
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         return self.in_numpy(obs) if self.in_numpy else self.on_device(obs)
-
-
-def numpy_method(
-    module: nn.Module, method: str, **constants: Any
-) -> Callable[[np.ndarray], np.ndarray] | None:
-    """module.method(obs, **constants) on the CPU as a function from NumPy to NumPy; None if it has
-    other operations than the tables below. It uses the weights themselves, which optimizers change
-    in place."""
-    tracer = Tracer()
-    tracer.traced_func_name = method
-    try:
-        graph = tracer.trace(module, constants)
-    except Exception:  # noqa: BLE001  torch.fx names no kind: control flow, arguments, anything
-        return None
-    values: list[Any] = []  # weights and constants, and room for all that is computed
-    places: dict[Any, int] = {}  # of each node's value
-    steps: list[tuple[Callable, list[int], int]] = []  # operation, where it reads and writes
-    for node in needed_for_output(graph):
-        operation = None
-        if node.op not in ("placeholder", "get_attr"):
-            operation = operation_of(node, module)
-            if operation is None or node.kwargs:
-                return None
-        read_from = []
-        for x in node.args:
-            if isinstance(x, Node):
-                read_from.append(places[x])
-            else:  # a number or an index
-                values.append(x)
-                read_from.append(len(values) - 1)
-        values.append(None)
-        places[node] = len(values) - 1
-        if node.op == "get_attr":
-            values[-1] = operator.attrgetter(node.target)(module).detach().numpy()
-        elif operation is not None:
-            steps.append((operation, read_from, places[node]))
-    (obs_node,) = (node for node in places if node.op == "placeholder")
-    obs_place = places[obs_node]
-    output = steps[-1][2]
-
-    def compute(obs: np.ndarray) -> np.ndarray:
-        values[obs_place] = obs.astype(np.float32, copy=False)
-        for operation, read_from, write_to in steps:
-            values[write_to] = operation(*[values[i] for i in read_from])
-        return values[output]
-
-    return compute
-
-
-def needed_for_output(graph: Any) -> list[Any]:
-    """The nodes that the output depends on, in order, without the output itself."""
-    *nodes, output = graph.nodes
-    needed = set(output.all_input_nodes)
-    for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    return [node for node in nodes if node in needed]
-
-
-def linear(layer: nn.Linear) -> Callable[[np.ndarray], np.ndarray]:
-    weight = layer.weight.detach().numpy().T
-    bias = layer.bias.detach().numpy()
-    return lambda x: x @ weight + bias
-
-
-def clamp(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
-    return np.minimum(np.maximum(x, low), high)  # np.clip takes longer
-
-
-def softmax(x: np.ndarray, axis: int) -> np.ndarray:
-    x = np.exp(x - x.max(axis, keepdims=True))
-    return x / x.sum(axis, keepdims=True)
-
-
-LAYERS: dict[type, Callable[[np.ndarray], np.ndarray]] = {
-    nn.Tanh: np.tanh,
-    nn.ReLU: lambda x: np.maximum(x, 0),
-}
-FUNCTIONS: dict[Any, Callable] = {
-    operator.getitem: operator.getitem,
-    operator.eq: operator.eq,
-    operator.add: operator.add,
-    operator.sub: operator.sub,
-    operator.mul: operator.mul,
-    operator.truediv: operator.truediv,
-    operator.matmul: operator.matmul,
-    torch.tanh: np.tanh,
-    torch.exp: np.exp,
-    torch.empty_like: np.empty_like,
-    torch.randn_like: lambda x: torch.randn(x.shape).numpy(),
-}
-METHODS: dict[str, Callable] = {
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "clamp": clamp,
-    "softmax": softmax,
-    "argmax": lambda x, axis: x.argmax(axis),
-    "masked_fill": lambda x, mask, value: np.where(mask, value, x),
-    "exponential_": lambda x: torch.empty(x.shape).exponential_().numpy(),
-}
-
-
-def operation_of(node: Any, module: nn.Module) -> Callable | None:
-    """What NumPy does for a node of the traced graph; None if it is in none of the tables."""
-    if node.op == "call_function":
-        return FUNCTIONS.get(node.target)
-    if node.op == "call_method":
-        return METHODS.get(node.target)
-    layer = module.get_submodule(node.target)
-    if type(layer) is nn.Linear and layer.bias is not None:
-        return linear(layer)
-    return LAYERS.get(type(layer))

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from cleanrl_utils.speed.graphs import as_tensor, capture, compile
+from cleanrl_utils.speed.numpy_networks import MOST_ROWS_IN_NUMPY, numpy_method
 
 Forward = Callable[[np.ndarray], np.ndarray]
-ACTIVATIONS: dict[type, Forward] = {nn.ReLU: lambda x: np.maximum(x, 0), nn.Tanh: np.tanh}
-MOST_ROWS_IN_NUMPY = 8  # with more, NumPy would start threads of its own
 
 
 class PolicyOnDevice:
@@ -66,37 +65,10 @@ class PolicyOnDevice:
 
 
 def inference(function: Callable, device: torch.device, args: Any) -> Forward:
-    """A network, or another function of observations, as a function from NumPy to NumPy."""
+    """A network, or another function of observations, as a function from NumPy to NumPy. On the
+    CPU, NumPy computes a network of small layers, with the weights that optimizers change."""
     on_device = PolicyOnDevice(lambda obs: function(obs), device, args)
-    in_numpy = device.type == "cpu" and not args.compile
-    return numpy_forward(function, otherwise=on_device) if in_numpy else on_device
-
-
-def affine(weight: np.ndarray, bias: np.ndarray) -> Forward:
-    return lambda x: x @ weight + bias
-
-
-def numpy_forward(network: Any, otherwise: Forward) -> Forward:
-    """A chain of linear layers, ReLU and tanh on the CPU, computed by NumPy: in a fifth of torch's
-    time for a few rows. It uses the weights themselves, which optimizers change in place. Other
-    networks and larger batches go to `otherwise`."""
-    if getattr(type(network), "forward", None) is not nn.Sequential.forward:
-        return otherwise
-    layers: list[Forward] = []
-    for layer in network.children():
-        if type(layer) is nn.Linear and layer.bias is not None:
-            layers.append(affine(layer.weight.detach().numpy().T, layer.bias.detach().numpy()))
-        elif type(layer) in ACTIVATIONS:
-            layers.append(ACTIVATIONS[type(layer)])
-        else:
-            return otherwise
-
-    def forward(obs: np.ndarray) -> np.ndarray:
-        if len(obs) > MOST_ROWS_IN_NUMPY:
-            return otherwise(obs)
-        x = obs.astype(np.float32, copy=False)
-        for layer in layers:
-            x = layer(x)
-        return x
-
-    return forward
+    small = device.type == "cpu" and args.num_envs <= MOST_ROWS_IN_NUMPY and not args.compile
+    if small and isinstance(function, nn.Module):
+        return numpy_method(function, "forward") or on_device
+    return on_device

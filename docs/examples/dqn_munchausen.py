@@ -135,11 +135,11 @@ def update(
         td_target = rewards + args.munchausen_alpha * bonus
         td_target += args.gamma * next_value * (1 - terminated)
     q_values = q_network(obs).gather(1, actions.unsqueeze(1)).squeeze(1)
-    td_loss = F.mse_loss(q_values, td_target)
+    loss = F.mse_loss(q_values, td_target)
     optimizer.zero_grad()
-    td_loss.backward()
+    loss.backward()
     optimizer.step()
-    return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values.detach().mean()}
+    return {"losses/td_loss": loss.detach(), "losses/q_values": q_values.detach().mean()}
 
 
 @torch.no_grad()

@@ -133,11 +133,11 @@ def update(
     errors = td_target[:, None, :] - q_values[:, :, None]
     huber = F.huber_loss(errors, torch.zeros_like(errors), reduction="none")
     level = (torch.arange(args.n_quantiles, device=obs.device)[:, None] + 0.5) / args.n_quantiles
-    td_loss = ((level - (errors < 0).float()).abs() * huber).mean(2).sum(1).mean()
+    loss = ((level - (errors < 0).float()).abs() * huber).mean(2).sum(1).mean()
     optimizer.zero_grad()
-    td_loss.backward()
+    loss.backward()
     optimizer.step()
-    return {"losses/td_loss": td_loss.detach(), "losses/q_values": q_values.detach().mean()}
+    return {"losses/td_loss": loss.detach(), "losses/q_values": q_values.detach().mean()}
 
 
 @torch.no_grad()
