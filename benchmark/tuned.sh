@@ -39,13 +39,13 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
-# Candidates that have not had three seeds yet; those that work move to tuned.toml.
 python -m cleanrl_utils.benchmark \
     --env-ids MountainCarContinuous-v0 \
-    --command "python cleanrl/rpo_continuous_action.py --total-timesteps 200000 --num-envs 16 --num-steps 256 --no-anneal-lr --gamma 0.999 --gae-lambda 0.98 --exp-name rpo_continuous_action_tuned --save-model" \
+    --command "python cleanrl/rpo_continuous_action.py --tuned --exp-name rpo_continuous_action_tuned --save-model" \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
+# Candidates that have not had three seeds yet; those that work move to tuned.toml.
 python -m cleanrl_utils.benchmark \
     --env-ids Pendulum-v1 \
     --command "python cleanrl/ppo_continuous_action.py --total-timesteps 120000 --num-envs 16 --num-steps 128 --learning-rate 1e-3 --gamma 0.9 --no-clip-vloss --exp-name ppo_continuous_action_tuned --save-model" \
