@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("pettingzoo.classic.tictactoe_v3", exc_type=ImportError)
 
 from cleanrl import ppo_action_mask
+from cleanrl_utils.environments import board_games
 from cleanrl_utils.environments.board_games import SelfPlay
 from cleanrl_utils.environments.making import make
 from cleanrl_utils.running.evaluation import as_policy, load_model, play
@@ -15,11 +16,17 @@ from cleanrl_utils.running.evaluation import as_policy, load_model, play
 GAME = "pettingzoo/tictactoe_v3"
 
 
+@pytest.fixture
+def empty_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_games, "RANDOM_MOVES", 0)
+
+
 def make_rows(games: int = 1) -> SelfPlay:
     args = ppo_action_mask.Args(env_id=GAME, num_envs=2 * games)
     return ppo_action_mask.make_envs(args, "")
 
 
+@pytest.mark.usefixtures("empty_board")
 def test_the_waiting_player_has_one_action_and_both_see_the_result() -> None:
     rows = make_rows()
     assert rows.single_observation_space.shape == (18 + 9,) and rows.single_action_space.n == 9
@@ -42,6 +49,7 @@ def test_the_waiting_player_has_one_action_and_both_see_the_result() -> None:
     assert not obs[:, :18].any() and rewards.tolist() == [0, 0] and not terminated.any()
 
 
+@pytest.mark.usefixtures("empty_board")
 def test_a_full_board_is_a_draw() -> None:
     rows = make_rows()
     rows.reset(seed=1)
@@ -52,6 +60,7 @@ def test_a_full_board_is_a_draw() -> None:
     assert terminated.all() and rewards.tolist() == [0, 0]
 
 
+@pytest.mark.usefixtures("empty_board")
 def test_rows_of_several_games_belong_to_their_game() -> None:
     rows = make_rows(games=2)
     rows.reset(seed=1)
@@ -59,6 +68,19 @@ def test_rows_of_several_games_belong_to_their_game() -> None:
     own = obs[:, :18].reshape(4, 9, 2)[..., 0]
     assert [np.flatnonzero(x).tolist() for x in own] == [[4], [], [8], []]
     assert np.flatnonzero(obs[1, 18:] == 0).tolist() == [4]
+
+
+def test_games_of_self_play_begin_with_random_moves() -> None:
+    rows = make_rows()
+    boards = set()
+    numbers = set()
+    for seed in range(60):
+        obs, _ = rows.reset(seed=seed)
+        number = int(obs[0, :18].sum())
+        boards.add(obs[0, :18].tobytes())
+        numbers.add(number)
+        assert obs[number % 2, 18:].sum() == 9 - number and obs[1 - number % 2, 18:].sum() == 1
+    assert {0, 1, 2, 3, 4} < numbers and len(boards) > 30
 
 
 def test_a_saved_game_goes_on() -> None:

@@ -384,3 +384,37 @@ def test_settings_that_lead_nowhere_are_said_and_run(train, capfd) -> None:
     assert "note: --batch-size 64 exceeds --buffer-size 50" in said
     train("dqn", "--total-timesteps 300 --buffer-size 64 --batch-size 64 --learning-starts 299")
     assert "note:" not in capfd.readouterr().err
+
+
+def test_infos_are_merged_as_in_gymnasium() -> None:
+    def step(make_vector: Any) -> dict:
+        envs = make_vector([lambda: Informed(0), lambda: Informed(1)])
+        envs.reset(seed=1)
+        return envs.step(np.zeros(2, np.int64))[4]
+
+    ours, gymnasium = (step(make) for make in (SyncVectorEnv, gym.vector.SyncVectorEnv))
+    assert ours.keys() == gymnasium.keys()
+    for key, value in gymnasium.items():
+        np.testing.assert_equal(ours[key], value)
+        assert getattr(ours[key], "dtype", None) == getattr(value, "dtype", None), key
+
+
+class Informed(gym.Env):
+    """Informs about everything that Gymnasium merges in a way of its own."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        info: dict[str, Any] = {"x": 0.5 + self.index, "n": 3, "flag": True, "name": "a"}
+        info |= {"wide": np.float32(2.5), "array": np.arange(3), "inner": {"y": 1.0}}
+        if self.index:
+            info["only_one"] = 7
+        return np.zeros(2, np.float32), 0.0, False, False, info

@@ -5,7 +5,9 @@
 A Gymnasium environment of such a game has a random opponent: this is what evaluation plays. With
 `opponent="self"` it has the observations and actions of both players, and `SelfPlay` makes a row of
 each player, as if it were an environment of its own. The waiting player has a single valid action,
-which is ignored. Its probability is 1, so nothing is learned from it.
+which is ignored. Its probability is 1, so nothing is learned from it. Games of self-play begin with
+up to RANDOM_MOVES random moves: otherwise all games are alike once the agent plays well, and it
+does not learn to answer weak moves.
 """
 
 import importlib
@@ -20,6 +22,7 @@ from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.errors import BadInput, missing_package, require
 
 PREFIX = "pettingzoo/"
+RANDOM_MOVES = 8  # at most, before self-play
 
 
 def is_board_game(env_id: str) -> bool:
@@ -56,6 +59,8 @@ class TwoPlayers(gym.Env):
         super().reset(seed=seed)
         self.game.reset(seed=int(self.np_random.integers(2**31)))
         self.player = int(self.np_random.integers(2))  # the agent, against a random opponent
+        if self.opponent == "self":
+            self._open()
         self._move_opponent()
         return self._observe(), {"rewards": np.zeros(2)}
 
@@ -74,12 +79,22 @@ class TwoPlayers(gym.Env):
     def _mover(self) -> int:
         return self.players.index(self.game.agent_selection)
 
+    def _open(self) -> None:
+        """Random moves; a game that they end is begun again."""
+        for _ in range(self.np_random.integers(RANDOM_MOVES + 1)):
+            self._move_at_random()
+            if any(self.game.terminations.values()):
+                self.game.reset(seed=int(self.np_random.integers(2**31)))
+
     def _move_opponent(self) -> None:
         if self.opponent == "self":
             return
         while self._mover() != self.player and not any(self.game.terminations.values()):
-            mask = self.game.observe(self.game.agent_selection)["action_mask"]
-            self.game.step(int(self.np_random.choice(np.flatnonzero(mask))))
+            self._move_at_random()
+
+    def _move_at_random(self) -> None:
+        mask = self.game.observe(self.game.agent_selection)["action_mask"]
+        self.game.step(int(self.np_random.choice(np.flatnonzero(mask))))
 
     def _observe(self) -> dict[str, np.ndarray]:
         who = self.players if self.opponent == "self" else [self.players[self.player]]

@@ -9,11 +9,9 @@
 Next-step autoreset, as in Gymnasium: the observation is the one an action led to, and the step
 after an episode's end only resets the environment; its action is ignored.
 
-Most environments cannot be serialised, so they are replayed. Each game (a reset of the innermost
-environment) is seeded by its number. A checkpoint stores that number and the actions since the game
-began; a resumed run makes a new environment and takes the same actions again, which does not affect
-training. If the replay ends in another observation, the environment is not deterministic: its
-episode then counts as truncated, and the next step starts a new one.
+A resumed run replays the open episodes (replaying.py). If a replay ends in another observation,
+the environment is not deterministic: its episode then counts as truncated, and the next step starts
+a new one.
 
 An environment that fails (an exception, an observation that is not in its space, a process that
 dies) ends the run with one line that names the environment, its game and its step.
@@ -34,177 +32,10 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.utils import concatenate, iterate
 
 from cleanrl_utils.environments import failures
-from cleanrl_utils.environments.failures import EnvironmentFailed, OldApi, all_finite
+from cleanrl_utils.environments.failures import EnvironmentFailed, all_finite
+from cleanrl_utils.environments.replaying import Replayable, State
 from cleanrl_utils.errors import require
-from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.stored import one_line
-
-State = dict[str, Any]
-
-
-class SeededGames(gym.Wrapper):
-    """The innermost wrapper: seeds each game by its number."""
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        self.ale = getattr(env.unwrapped, "ale", None)
-        self.begin(seed=0)
-
-    def begin(self, seed: int, number: int = 0) -> None:
-        """Let the next reset start game `number` + 1 of this seed."""
-        self.seed = seed
-        self.number = number
-        self.rom_loaded = False
-        self.console: np.ndarray | None = None
-        self.outcome: Any = None  # what the environment itself returned for the latest step
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
-        self.outcome = outcome = self.env.step(action)
-        if len(outcome) != 5:
-            raise OldApi(f"its step returns {len(outcome)} values: {failures.STEP_API}")
-        return outcome
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        self.number += 1
-        seed = derive_seed(self.seed, self.number)
-        if self.ale is None or not self.rom_loaded:
-            self.rom_loaded = True
-            return self._reset(seed=seed, options=options)
-        # ALE's reset(seed) would load the ROM again, in 130 ms: keep the console's state instead.
-        if self.console is None:
-            self.console = np.frombuffer(self._clone(), np.uint8)
-        self.unwrapped.np_random = gym.utils.seeding.np_random(seed)[0]
-        return self.env.reset(options=options)
-
-    def _reset(self, **arguments: Any) -> tuple[Any, dict]:
-        try:
-            result = self.env.reset(**arguments)
-        except TypeError as error:
-            if "unexpected keyword argument" not in str(error):
-                raise
-            raise OldApi(f"its reset takes no seed or no options: {failures.RESET_API}") from None
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise OldApi(f"its reset returns no (observation, info): {failures.RESET_API}")
-        return result
-
-    def _clone(self) -> bytes:
-        assert self.ale is not None
-        return self.ale.cloneState(include_rng=True).serialize()
-
-    def restore(self, seed: int, number: int, console: np.ndarray | None) -> None:
-        """Prepare the reset that starts game `number` + 1."""
-        self.begin(seed, number)
-        if console is not None and self.ale is not None:
-            import ale_py
-
-            self.env.reset(seed=seed)
-            self.ale.restoreState(ale_py.ALEState(np.asarray(console).tobytes()))
-            self.rom_loaded = True
-            self.console = console
-
-
-def insert_seeds(env: gym.Env) -> tuple[gym.Env, SeededGames]:
-    """Put SeededGames below all wrappers of `env`."""
-    if not isinstance(env, gym.Wrapper):
-        games = SeededGames(env)
-        return games, games
-    lowest = env
-    while isinstance(lowest.env, gym.Wrapper):
-        lowest = lowest.env
-    lowest.env = games = SeededGames(lowest.env)
-    return env, games
-
-
-class Replayable(gym.Wrapper):
-    """The outermost wrapper: resets by itself after an episode and records the current game."""
-
-    def __init__(self, env: gym.Env, index: int = 0):
-        self.env_id = failures.env_id(env)
-        self.index = index
-        env, self.games = insert_seeds(env)
-        super().__init__(env)
-        self.ended = False
-        self.calls: list[Any] = []  # actions since the game began, None for a reset
-        self.game_before = 0
-        self.console_before: np.ndarray | None = None
-        self.to_replay: State = {}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        if seed is not None:
-            self.games.begin(seed)
-        number = self.games.number
-        self.games.console = None
-        self.ended = False
-        try:
-            obs, info = self.env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise self._failed(error) from None
-        self._record(None, number)
-        return obs, info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
-        if self.ended:
-            obs, info = self.reset()
-            return obs, 0.0, False, False, info
-        number = self.games.number
-        try:
-            outcome = self.env.step(action)
-            self.ended = bool(outcome[2] or outcome[3])
-        except Exception as error:
-            raise self._failed(error) from None
-        self._record(action.copy() if isinstance(action, np.ndarray) else action, number)
-        return outcome
-
-    def _record(self, action: Any, number: int) -> None:
-        if self.games.number != number:  # a new game began: nothing older matters
-            self.calls = []
-            self.game_before = number
-            self.console_before = self.games.console
-            self.games.console = None
-        self.calls.append(action)
-
-    def _failed(self, error: Exception) -> EnvironmentFailed:
-        if isinstance(error, OldApi):
-            return EnvironmentFailed(self.failure_line(str(error)))
-        cause = failures.check_outcome(self.games.outcome) or one_line(error)
-        return EnvironmentFailed(self.failure_line(cause), failures.users_traceback(error))
-
-    def failure_line(self, cause: str) -> str:
-        """The error line of this environment: its index, id, game and step, and the cause."""
-        where = f"step {len(self.calls)} of its game {self.games.number}"
-        return f"environment {self.index} ({self.env_id}) failed in {where}: {cause}"
-
-    def saved_state(self) -> State:
-        actions = [action for action in self.calls if action is not None]
-        return {
-            "seed": self.games.seed,
-            "game_before": self.game_before,
-            "console_before": self.console_before,
-            "game": self.games.number,
-            "resets": np.array([action is None for action in self.calls], bool),
-            "actions": np.array(actions) if actions else None,
-            "ended": self.ended,
-        }
-
-    def replay(self) -> Any:
-        """Replay the game of `to_replay`; returns its last observation, None if it differs."""
-        saved = self.to_replay
-        self.games.restore(saved["seed"], saved["game_before"], saved["console_before"])
-        self.ended = False
-        actions = iter(() if saved["actions"] is None else saved["actions"])
-        obs = None
-        try:
-            for is_reset in saved["resets"]:
-                obs = self.reset()[0] if is_reset else self.step(next(actions))[0]
-        except Exception:  # the environment refuses the same actions
-            return None
-        same = (self.games.number, self.ended) == (saved["game"], saved["ended"])
-        return obs if same else None
-
-    def start_new_game(self) -> None:
-        """Make the next step start a new game."""
-        self.games.begin(self.to_replay["seed"], self.to_replay["game"])
-        self.ended = True
 
 
 class ReplayState:
@@ -279,15 +110,37 @@ class SyncVectorEnv(ReplayState, gym.vector.SyncVectorEnv):
                 self._env_obs[i] = obs
                 if info:
                     infos = self._add_info(infos, info, i)
-            concatenate(self.single_observation_space, self._env_obs, self._observations)
+            self.obs = self._stack()
         except Exception as error:
             self._explain(error)
-        plain = isinstance(self._observations, np.ndarray)  # else a dictionary or tuple of arrays
-        self.obs = self._observations.copy() if plain else deepcopy(self._observations)
         if not all_finite(self.obs, rewards):
             self._fail_not_finite(rewards)
         self.ended = terminated | truncated
         return self.obs, rewards.copy(), terminated.copy(), truncated.copy(), infos
+
+    def _stack(self) -> Any:
+        """The observations of all environments in new arrays."""
+        batch = self._observations
+        if isinstance(batch, np.ndarray):  # else a dictionary or tuple of arrays
+            obs = np.array(self._env_obs)  # faster than concatenate
+            if obs.shape == batch.shape and obs.dtype == batch.dtype:
+                return obs
+        concatenate(self.single_observation_space, self._env_obs, batch)
+        return deepcopy(batch)
+
+    def _add_info(self, vector_infos: dict, env_info: dict, env_num: int) -> dict:
+        """As in Gymnasium, and faster for the first number of a name."""
+        others = {}
+        for key, value in env_info.items():
+            number = type(value) in (float, int, bool) or isinstance(value, np.number)
+            if key in vector_infos or not number:
+                others[key] = value
+                continue
+            vector_infos[key] = np.zeros(self.num_envs, type(value))
+            vector_infos[key][env_num] = value
+            vector_infos[f"_{key}"] = np.zeros(self.num_envs, bool)
+            vector_infos[f"_{key}"][env_num] = True
+        return super()._add_info(vector_infos, others, env_num) if others else vector_infos
 
     def _start_new_games(self, which: np.ndarray) -> None:
         for i in np.flatnonzero(which):
