@@ -34,7 +34,7 @@ python -m cleanrl_utils.benchmark \
     --workers "${WORKERS:-1}"
 
 python -m cleanrl_utils.benchmark \
-    --env-ids MountainCarContinuous-v0 \
+    --env-ids MountainCarContinuous-v0 Pendulum-v1 \
     --command "python cleanrl/ppo_continuous_action.py --tuned --exp-name ppo_continuous_action_tuned --save-model" \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
@@ -46,12 +46,6 @@ python -m cleanrl_utils.benchmark \
     --workers "${WORKERS:-1}"
 
 # Candidates that have not had three seeds yet; those that work move to tuned.toml.
-python -m cleanrl_utils.benchmark \
-    --env-ids Pendulum-v1 \
-    --command "python cleanrl/ppo_continuous_action.py --total-timesteps 120000 --num-envs 16 --num-steps 128 --learning-rate 1e-3 --gamma 0.9 --no-clip-vloss --exp-name ppo_continuous_action_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
 python -m cleanrl_utils.benchmark \
     --env-ids Pendulum-v1 \
     --command "python cleanrl/sac_continuous_action.py --total-timesteps 30000 --learning-starts 1000 --exp-name sac_continuous_action_tuned --save-model" \
