@@ -21,6 +21,7 @@ TUNED = tuned.read_tuned()
 PAIRS = [(script, env_id) for script, envs in TUNED.items() for env_id in envs]
 SEEDS = 3  # that an entry needs
 NOT_LEARNING = {"cuda", "torch_threads", "torch_deterministic", "compile", "cudagraphs"}
+NOT_LEARNING |= {"buffer_device"}
 
 TOML = """
 [ppo.CartPole-v1]
