@@ -201,12 +201,12 @@ def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> 
     torch._foreach_lerp_(list(target_network.parameters()), list(network.parameters()), tau)
 
 
+# differs from sac_continuous_action.py: next actions are part of the batch
 def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: Tensor) -> Losses:
     """One gradient step of both critics; returns their mean Q-values and their losses."""
-    obs, next_obs, actions, rewards, terminated = batch
+    obs, next_obs, actions, rewards, terminated, next_actions, next_logprob = batch
     with torch.no_grad():
         # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
-        next_actions, next_logprob = agent.actor.sample(next_obs)
         next_q = agent.target_critics(next_obs, next_actions).amin(0)
         next_value = next_q - agent.log_alpha.exp() * next_logprob
         targets = rewards + args.gamma * (1 - terminated) * next_value
@@ -261,6 +261,7 @@ if __name__ == "__main__":
         policy_optimizer.add_param_group({"params": [agent.log_alpha], "lr": args.q_lr})
     memory = make_memory(ReplayBuffer, envs, args, device)
     policy = PolicyOnDevice(partial(agent.actor.act, greedy=False), device, args)
+    sample_actions = accelerate(torch.no_grad()(agent.actor.sample), device, args)
     train_q = accelerate(partial(update_critics, agent, q_optimizer, args), device, args)
     train_policy = accelerate(partial(update_policy, agent, policy_optimizer, args), device, args)
     targets = partial(update_target, agent.critics, agent.target_critics, args.tau)
@@ -270,8 +271,10 @@ if __name__ == "__main__":
 
     @partial(capture, device=memory.device, args=args)  # all updates of a step in one CUDA graph
     def learn_q() -> None:
-        for _ in range(args.utd_ratio):
-            batch = memory.sample(args.batch_size).to(device)
+        # One pass samples the next actions of all updates: the policy does not change in between.
+        batches = memory.sample(args.utd_ratio * args.batch_size).to(device)
+        parts = [*batches, *sample_actions(batches.next_obs)]
+        for batch in zip(*(x.chunk(args.utd_ratio) for x in parts), strict=True):
             q_losses.add(train_q(*batch))
             update_targets()
 

@@ -165,12 +165,12 @@ def init_stats(*shape: int) -> Params:
 
 
 def update_stats(stats: Params, x: Array) -> Params:
-    """Of all of x, (n, *shape), and all before it (Chan, Golub and LeVeque, 1979)."""
+    """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
     count = stats["count"] + len(x)
     weight, delta = len(x) / count, x.mean(0) - stats["mean"]
     var = weight * (x.var(0) + (1 - weight) * jnp.square(delta))
     std = jnp.sqrt((1 - weight) * jnp.square(stats["std"]) + var)
-    std = jnp.maximum(std, 1e-4)  # what never changed is not divided by 0
+    std = jnp.maximum(std, 1e-4)  # no division by 0
     return {"count": count, "mean": stats["mean"] + weight * delta, "std": std}
 
 

@@ -55,7 +55,7 @@ class Args(PixelArgs):
     prioritized_replay_beta: Share = 0.4
     """exponent of the importance-sampling weights at the start; it rises to 1 over the run"""
     prioritized_replay_eps: NonNegative = 1e-6
-    """added to the loss in a priority, so that no transition is lost"""
+    """added to the loss of a transition, so that its priority is never zero"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -128,11 +128,11 @@ class NoisyLinear(nn.Linear):
     """A linear layer with learned noise: y = (W + sigma_W * noise_W) x + b + sigma_b * noise_b.
 
     The noise is factorised: noise_W is the outer product of noise_out and noise_in, and noise_b is
-    noise_out. It is drawn anew for every batch.
+    noise_out. It is drawn anew for every forward pass.
     """
 
     def __init__(self, num_in: int, num_out: int, sigma: float):
-        super().__init__(num_in, num_out)  # W and b: uniform between -1 / sqrt(num_in) and +
+        super().__init__(num_in, num_out)  # W and b: uniform in +-1 / sqrt(num_in)
         self.sigma_weight = nn.Parameter(torch.full((num_out, num_in), sigma / num_in**0.5))
         self.sigma_bias = nn.Parameter(torch.full((num_out,), sigma / num_in**0.5))
 
@@ -143,13 +143,13 @@ class NoisyLinear(nn.Linear):
         noise = torch.randn(self.in_features + self.out_features, device=x.device)
         noise = noise.sign() * noise.abs().sqrt()
         noise_in, noise_out = noise.split([self.in_features, self.out_features])
-        # the same as with noise_W, without its matrix
+        # the same as with noise_W, but this matrix is never built
         return y + noise_out * F.linear(noise_in * x, self.sigma_weight, self.sigma_bias)
 
 
 # differs from c51_atari.py: dueling streams of noisy layers
 class QNetwork(nn.Module):
-    """The return distribution of each action: logits, (batch, actions, atoms)."""
+    """Q-values of all actions, by the convolutional network of the Nature paper."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
@@ -169,18 +169,18 @@ class QNetwork(nn.Module):
         self.advantage = NoisyLinear(512, num_logits, args.noisy_sigma)
         self.register_buffer("atoms", torch.linspace(args.v_min, args.v_max, args.n_atoms))
 
-    def forward(self, obs: Tensor, noisy: bool = True) -> Tensor:
+    def get_logits(self, obs: Tensor, noisy: bool = True) -> Tensor:  # (batch, actions, atoms)
         features = self.features(obs / 255)  # obs: bytes, (batch, 4, 84, 84)
         value = self.value(self.value_hidden(features, noisy).relu(), noisy)
         advantage = self.advantage(self.advantage_hidden(features, noisy).relu(), noisy)
         advantage = advantage.unflatten(1, (-1, len(self.atoms)))
         return value.unsqueeze(1) + advantage - advantage.mean(1, keepdim=True)
 
-    def q_values(self, obs: Tensor, noisy: bool = True) -> Tensor:
-        return self(obs, noisy).softmax(-1) @ self.atoms  # the mean return of each action
+    def forward(self, obs: Tensor, noisy: bool = True) -> Tensor:
+        return self.get_logits(obs, noisy).softmax(-1) @ self.atoms  # means of the distributions
 
     def act(self, obs: Tensor, greedy: bool = True) -> Tensor:
-        return self.q_values(obs, noisy=not greedy).argmax(-1)
+        return self(obs, noisy=not greedy).argmax(-1)
 
 
 def linear_schedule(start: float, end: float, duration: float, step: int) -> float:
@@ -203,7 +203,7 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     return projected.scatter_add_(1, upper, probs * share_above)
 
 
-# differs from c51_atari.py: double, over n steps, and weighted
+# differs from c51_atari.py: double Q-learning, n-step returns, importance-sampling weights
 def update(
     q_network: QNetwork,
     target_network: QNetwork,
@@ -215,13 +215,13 @@ def update(
     obs, next_obs, actions, rewards, discounts, weights = batch
     atoms = q_network.atoms
     with torch.no_grad():
-        best = q_network.q_values(next_obs).argmax(1)  # double: chosen here, evaluated there
-        next_probs = target_network(next_obs).softmax(-1)
+        best = q_network(next_obs).argmax(1)  # double: the target network evaluates it
+        next_probs = target_network.get_logits(next_obs).softmax(-1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
-        # rewards are sums over n steps, discounts gamma^n, and 0 after termination
+        # rewards are sums over n steps; discounts are gamma^n, or 0 after termination
         returns = rewards[:, None] + discounts[:, None] * atoms
         target_probs = project(next_probs, returns, atoms)
-    logits = q_network(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
+    logits = q_network.get_logits(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
     logprobs = logits.log_softmax(-1)
     cross_entropy = -(target_probs * logprobs).sum(1)
     loss = (weights * cross_entropy).mean()
@@ -260,7 +260,7 @@ if __name__ == "__main__":
         eps=args.prioritized_replay_eps,
     )
     memory = make_memory(replay, envs, args, device)
-    q_values = inference(q_network.q_values, device, args)
+    q_values = inference(q_network, device, args)
     losses = Means()
     train = accelerate(partial(update, q_network, target_network, optimizer, args), device, args)
 

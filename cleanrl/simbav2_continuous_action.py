@@ -171,7 +171,7 @@ class Network(nn.Module):
         """Back onto the unit sphere, after a gradient step."""
         for name, x in self.named_parameters():
             if "weight" in name:
-                x.copy_(F.normalize(x, dim=1))
+                x.div_(x.norm(dim=1, keepdim=True))
 
 
 # differs from sac_continuous_action.py: on the unit sphere; normalises observations
@@ -241,8 +241,9 @@ def project(probs: Tensor, returns: Tensor, atoms: Tensor) -> Tensor:
     """Split each probability between the two atoms around its return; both are (batch, atoms)."""
     spacing = atoms[1] - atoms[0]
     returns = returns.clamp(atoms[0], atoms[-1])
-    share = 1 - abs(returns.unsqueeze(-1) - atoms) / spacing  # (batch, returns, atoms)
-    return (probs.unsqueeze(-1) * share.clamp(min=0)).sum(1)
+    # share = max(0, 1 - |return - atom| / spacing), (batch, returns, atoms); large, so in place
+    share = (returns.unsqueeze(-1) - atoms).abs_().div_(-spacing).add_(1).clamp_(min=0)
+    return share.mul_(probs.unsqueeze(-1)).sum(1)
 
 
 def gradient_step(loss: Tensor, optimizer: optim.Optimizer) -> None:
@@ -293,11 +294,8 @@ def update_policy(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: 
     alpha_loss = -alpha * (logprob.detach().mean() + agent.target_entropy)
     gradient_step(actor_loss + alpha_loss, optimizer)
     agent.actor.normalise_weights()
-    return {
-        "losses/actor_loss": actor_loss.detach(),
-        "losses/alpha": alpha.detach(),
-        "losses/alpha_loss": alpha_loss.detach(),
-    }
+    losses = {"losses/actor_loss": actor_loss.detach(), "losses/alpha": alpha.detach()}
+    return losses | {"losses/alpha_loss": alpha_loss.detach()}
 
 
 if __name__ == "__main__":

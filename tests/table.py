@@ -575,7 +575,7 @@ SCRIPTS = [
         " --total-timesteps 280",
         probe_suffix="Pixels",
         probes=["Both", "Truncation"],
-        values=lambda g, obs: torch_call(partial(g["q_network"].q_values, noisy=False), obs).max(1),
+        values=lambda g, obs: torch_call(partial(g["q_network"], noisy=False), obs).max(1),
         acts=lambda g, obs: torch_call(g["q_network"].act, obs),
         needs=["ale_py", "cv2"],
     ),

@@ -29,13 +29,14 @@ def make_rows(games: int = 1) -> SelfPlay:
 @pytest.mark.usefixtures("empty_board")
 def test_the_waiting_player_has_one_action_and_both_see_the_result() -> None:
     rows = make_rows()
-    assert rows.single_observation_space.shape == (18 + 9,) and rows.single_action_space.n == 9
+    assert rows.single_observation_space.shape == (18 + 1 + 9,) and rows.single_action_space.n == 9
     obs, _ = rows.reset(seed=1)
     moves = [0, 3, 1, 4, 2]  # the first player fills a row (a column of PettingZoo's board)
     for turn, move in enumerate(moves):
         mover = turn % 2
-        masks = obs[:, 18:]
+        masks = obs[:, 19:]
         assert masks[mover].sum() == 9 - turn and masks[1 - mover].tolist() == [1] + [0] * 8
+        assert obs[mover, 18] == 1 and obs[1 - mover, 18] == 0  # whose turn it is
         own, others = obs[:, :18].reshape(2, 9, 2).sum(1).T
         assert (
             own.tolist() == [(turn + 1) // 2, turn // 2] and others.tolist() == own[::-1].tolist()
@@ -67,7 +68,7 @@ def test_rows_of_several_games_belong_to_their_game() -> None:
     obs, *_ = rows.step(np.array([4, 0, 8, 0]))  # the first players move
     own = obs[:, :18].reshape(4, 9, 2)[..., 0]
     assert [np.flatnonzero(x).tolist() for x in own] == [[4], [], [8], []]
-    assert np.flatnonzero(obs[1, 18:] == 0).tolist() == [4]
+    assert np.flatnonzero(obs[1, 19:] == 0).tolist() == [4]
 
 
 def test_games_of_self_play_begin_with_random_moves() -> None:
@@ -79,7 +80,7 @@ def test_games_of_self_play_begin_with_random_moves() -> None:
         number = int(obs[0, :18].sum())
         boards.add(obs[0, :18].tobytes())
         numbers.add(number)
-        assert obs[number % 2, 18:].sum() == 9 - number and obs[1 - number % 2, 18:].sum() == 1
+        assert obs[number % 2, 19:].sum() == 9 - number and obs[1 - number % 2, 19:].sum() == 1
     assert {0, 1, 2, 3, 4} < numbers and len(boards) > 30
 
 
@@ -88,12 +89,12 @@ def test_a_saved_game_goes_on() -> None:
     obs, _ = rows.reset(seed=1)
     random = np.random.default_rng(1)
     for _ in range(13):
-        obs, *_ = rows.step(np.array([random.choice(np.flatnonzero(x)) for x in obs[:, 18:]]))
+        obs, *_ = rows.step(np.array([random.choice(np.flatnonzero(x)) for x in obs[:, 19:]]))
     other = make_rows(games=2)
     other.reset(seed=2)
     other.load_state_dict(rows.state_dict())
     np.testing.assert_array_equal(other.obs, obs)
-    actions = np.array([np.flatnonzero(x)[0] for x in obs[:, 18:]])
+    actions = np.array([np.flatnonzero(x)[0] for x in obs[:, 19:]])
     np.testing.assert_array_equal(other.step(actions)[0], rows.step(actions)[0])
 
 
@@ -102,12 +103,12 @@ def test_a_random_opponent_moves_by_itself_and_begins_half_of_the_games() -> Non
     begins = []
     for seed in range(40):
         obs, _ = env.reset(seed=seed)
-        begins.append(not obs["observation"].any())
+        begins.append(not obs["observation"][:18].any())
         own, over = 0, False
         while not over:
             obs, reward, over, _, _ = env.step(np.flatnonzero(obs["action_mask"])[0])
             own += 1
-            assert obs["observation"].reshape(9, 2)[:, 0].sum() == own
+            assert obs["observation"][:18].reshape(9, 2)[:, 0].sum() == own
         assert reward in (-1, 0, 1)
     assert 10 < sum(begins) < 30
 

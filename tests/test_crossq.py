@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cleanrl import crossq_continuous_action as crossq
 from cleanrl import droq_continuous_action as droq
 from cleanrl_utils.errors import BadInput
+from cleanrl_utils.replay.buffers import ReplayBuffer
 
 LOW, HIGH = np.array([-0.4, 0.0, -3.0], np.float32), np.array([0.4, 5.0, -1.0], np.float32)
 QUICK = "--env-id Pendulum-v1 --no-cuda --batch-size 8 --learning-starts 40 --buffer-size 100"
@@ -311,7 +312,8 @@ def test_updates_never_ask_for_a_value(module: Any) -> None:
     args = module.Args()
     agent: Any = module.Agent(Spaces(), args).to("meta")
     transitions = [x.to("meta") for x in batch()]
-    module.update_critics(agent, frozen(agent.critics), args, *transitions)
+    next_actions = agent.actor.sample(transitions[1]) if module is droq else ()
+    module.update_critics(agent, frozen(agent.critics), args, *transitions, *next_actions)
     module.update_policy(agent, frozen(agent.actor), args, *transitions)
     agent.actor.act(transitions[0], greedy=False)
 
@@ -407,12 +409,43 @@ def test_the_policy_of_droq_climbs_the_mean_of_both_critics(
     assert found["losses/actor_loss"].item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
+def test_targets_of_droq_have_the_smaller_critic_and_the_entropy() -> None:
+    agent = make_droq(dropout=0.0)
+    args = droq.Args(gamma=0.9)
+    obs, next_obs, actions, rewards, terminated = batch()
+    with torch.no_grad():
+        agent.log_alpha.fill_(-0.7)
+        for x in agent.target_critics.parameters():  # the critics are others
+            x.add_(0.1 * torch.randn_like(x))
+        next_actions, logprob = agent.actor.sample(next_obs)
+    rows = torch.cat([obs, actions], 1).numpy()
+    next_rows = torch.cat([next_obs, next_actions], 1).numpy()
+    next_q = layer_normalised_q(agent.target_critics, next_rows).min(0)
+    next_value = next_q - math.exp(-0.7) * logprob.numpy()
+    targets = rewards.numpy() + 0.9 * (1 - terminated.numpy()) * next_value
+    wanted = ((layer_normalised_q(agent.critics, rows) - targets) ** 2).mean(1)
+
+    transitions = obs, next_obs, actions, rewards, terminated, next_actions, logprob
+    losses = droq.update_critics(agent, frozen(agent.critics), args, *transitions)
+    found = [losses["losses/qf1_loss"].item(), losses["losses/qf2_loss"].item()]
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+
+
 def test_droq_updates_its_critics_and_targets_often_and_its_policy_once_per_step(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    sizes = []  # of what is sampled from the replay memory
+    sample = ReplayBuffer.sample
+
+    def remember(memory: ReplayBuffer, batch_size: int) -> Any:
+        sizes.append(batch_size)
+        return sample(memory, batch_size)
+
+    monkeypatch.setattr(ReplayBuffer, "sample", remember)
     flags = f"{QUICK} --total-timesteps 50 --tau 1 --checkpoints 0"
     variables = run_script("droq_continuous_action", flags).variables
+    assert sizes == [20 * 8, 8] * 10  # the critics' batches, then the policy's
     assert adam_steps(variables["q_optimizer"]) == {200}
     assert adam_steps(variables["policy_optimizer"]) == {10}
     agent = variables["agent"]

@@ -156,6 +156,28 @@ def test_an_update_stores_statistics_and_changes_the_policy_when_it_is_due() -> 
     assert step == pytest.approx(1e-3, rel=1e-2)
 
 
+def test_adam_of_the_networks_forgets_faster_than_that_of_the_temperature() -> None:
+    state = crossq_jax.init(crossq_jax.Args(critic_width=WIDTH), SPACES)
+    assert state.temperature.params["log_alpha"] == 0  # alpha is 1
+    for train, beta1 in ((state.actor, 0.5), (state.critics, 0.5), (state.temperature, 0.9)):
+        ones = jax.tree.map(jnp.ones_like, train.params)
+        _, moments = train.tx.update(ones, train.opt_state)
+        assert all(np.allclose(x, 1 - beta1) for x in jax.tree.leaves(moments[0].mu))
+        assert all(np.allclose(x, 1e-3) for x in jax.tree.leaves(moments[0].nu))  # beta2 is 0.999
+
+
+def test_the_policy_has_a_third_of_the_updates(train) -> None:
+    flags = "--env-id Pendulum-v1 --batch-size 8 --learning-starts 42 --total-timesteps 60"
+    flags += " --learn-every 3 --critic-width 8 --checkpoints 0"
+    done = train("crossq_continuous_action_jax", flags)
+    state = done.variables["training"].state
+    counts = [
+        {float(np.max(x["updates"])) for x in network.params["batch_stats"].values()}
+        for network in (state.critics, state.actor)
+    ]
+    assert counts == [{18}, {6}]
+
+
 def state_bias(state: Any) -> Any:
     return state.actor.params["params"]["Dense_2"]["bias"]
 

@@ -1,5 +1,6 @@
 """FastTD3 in JAX: its n-step transitions, projection, noise, losses and known values."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +220,7 @@ def test_the_optimiser_is_that_of_torch() -> None:
 
 def test_an_update_moves_the_targets_by_tau_twice_and_the_policy_once() -> None:
     args = fast_td3.Args(**SMALL | {"tau": 0.25, "v_min": -50.0, "v_max": 50.0})
-    optimizer = fast_td3.make_optimizer(args)
-    train = small_train(args)
-    train |= {"actor_moments": optimizer.init(train["actor"])}
-    train |= {"critic_moments": optimizer.init(train["critics"])}
+    train = with_moments(args, small_train(args))
     train |= {"obs_stats": fast_td3.init_stats(1)}
     memory, _ = ring(10, 3, 10)
     after, metrics = fast_td3.update(args, memory, train, jax.random.key(0))
@@ -236,6 +234,65 @@ def test_an_update_moves_the_targets_by_tau_twice_and_the_policy_once() -> None:
     between = old + (first - old) / 0.25
     assert abs(between - old).max() > 1e-4 and abs(new - between).max() > 1e-4
     assert abs(between - old).max() < 1e-3  # one step of Adam: about the learning rate
+
+
+def with_moments(args: fast_td3.Args, train: dict) -> dict:
+    optimizer = fast_td3.make_optimizer(args)
+    train |= {"actor_moments": optimizer.init(train["actor"])}
+    return train | {"critic_moments": optimizer.init(train["critics"])}
+
+
+def test_an_update_normalises_what_it_reads_from_the_memory() -> None:
+    """A memory of raw observations and their statistics is as good as one of normalised ones."""
+    args = fast_td3.Args(**SMALL | {"v_min": -50.0, "v_max": 50.0, "policy_frequency": 1})
+    train = with_moments(args, small_train(args))
+    memory, _ = ring(10, 3, 10)
+    raw = memory._replace(obs=5 + 2 * memory.obs, next_obs=5 + 2 * memory.next_obs)
+    plain = fast_td3.init_stats(1)
+    moved = plain | {"mean": jnp.full(1, 5.0), "std": jnp.full(1, 2.0)}
+    key = jax.random.key(0)
+    wanted, metrics = fast_td3.update(args, memory, train | {"obs_stats": plain}, key)
+    found, raw_metrics = fast_td3.update(args, raw, train | {"obs_stats": moved}, key)
+    for name, value in metrics.items():
+        np.testing.assert_allclose(raw_metrics[name], value, rtol=1e-4, atol=1e-5)
+    for name in ("actor", "critics"):
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), found[name], wanted[name])
+
+
+def test_an_iteration_makes_as_many_updates_as_asked() -> None:
+    args = fast_td3.Args(**SMALL | {"num_updates": 4})
+    env = Forever()
+    first = begin(env, jax.random.key(0), 3)
+    carry = fast_td3.init(env, args, fast_td3.init_params(env, args, 1), first, jnp.int32(1))
+    assert len(set(carry[1][0].state[1].tolist())) == 3  # episodes end at different steps
+    stored = int(carry[2].stored)
+    (train, _, replay), _ = fast_td3.iterate(env, args, first, carry, None)
+    counts = [int(train[f"{name}_moments"][0].count) for name in ("critic", "actor")]
+    assert counts == [4, 2] and int(replay.stored) == stored + 1
+
+
+def test_acting_normalises_and_stores_what_was_done() -> None:
+    args = fast_td3.Args(**SMALL | {"num_envs": 4, "buffer_size": 40})
+    env = Both()
+    params = fast_td3.init_params(env, args, 1)
+    params[0]["3.bias"][:] = 0.5  # actions that depend on the observation
+    params[0]["3.kernel"][:] *= 100
+    first = begin(env, jax.random.key(0), 4)
+    train, (episodes, _), replay = fast_td3.init(env, args, params, first, jnp.int32(1))
+    train["obs_stats"] |= {"mean": jnp.full(1, 3.0), "std": jnp.full(1, 0.5)}
+    for scale in (0.0, 9.0):
+        carry = train, (episodes, jnp.full(4, scale)), replay
+        (after, _, filled), step = fast_td3.collect(env, args, first, carry, None)
+        actions = np.asarray(filled.actions[3])
+        stats = fast_td3.update_stats(train["obs_stats"], episodes.obs)
+        greedy = fast_td3.get_actions(params[0], fast_td3.normalise(stats, episodes.obs))
+        assert abs(actions).max() <= 1  # also with much noise
+        if scale == 0:
+            np.testing.assert_allclose(actions, greedy, rtol=1e-5)
+            found = fast_td3.agent_of(after).act(np.asarray(episodes.obs))
+            np.testing.assert_allclose(found, greedy, rtol=1e-5)
+        cue = np.asarray(episodes.obs[:, 0])
+        np.testing.assert_allclose(step.reward, 1 - 4 * (actions[:, 0] - cue / 2) ** 2, rtol=1e-4)
 
 
 def test_noise_scales_are_redrawn_where_an_episode_ended() -> None:
@@ -277,6 +334,8 @@ def test_it_finds_the_known_values(env: type, wanted: float, train, monkeypatch)
     monkeypatch.setattr(playground, "make_physics", lambda env_id: env())
     noise = "--policy-noise 0 --std-min 0.1" if env is Both else ""
     done = train("fast_td3_continuous_action_jax", f"--env-id ant {PROBE} {noise}")
+    first, last = (done.variables[name].state[0] for name in ("first", "starts"))
+    assert (first != last).any()  # each segment has fresh starts
     state = jax.tree.map(lambda x: x[0], done.variables["train"])
     cues = jnp.array([[-1.0], [1.0]]) if env is Both else jnp.ones((2, 1))
     obs = fast_td3.normalise(state["obs_stats"], cues)

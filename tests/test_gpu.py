@@ -78,10 +78,17 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
         partial(script.update_policy, agent, policy_optimizer, args), on, args
     )
 
-    def learner(train: Callable) -> Callable:
+    def sample() -> tuple[Tensor, ...]:
+        return memory.sample(args.batch_size).to(on)
+
+    def sample_with_next_actions() -> tuple[Tensor, ...]:
+        batch = memory.sample(args.batch_size).to(on)
+        with torch.no_grad():
+            return *batch, *agent.actor.sample(batch.next_obs)
+
+    def learner(train: Callable, sample: Callable) -> Callable:
         losses = Means()
-        sample = partial(memory.sample, args.batch_size)
-        return capture(lambda: losses.add(train(*sample().to(on))), memory.device, args)
+        return capture(lambda: losses.add(train(*sample())), memory.device, args)
 
     space = envs.single_observation_space
     obs = np.zeros((1, *space.shape), space.dtype)
@@ -90,8 +97,8 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
     functions = {
         "act": lambda: policy(obs),
         "insert": memory.insert,
-        "critics": learner(train_q),
-        "policy": learner(train_policy),
+        "critics": learner(train_q, sample_with_next_actions if "droq" in name else sample),
+        "policy": learner(train_policy, sample),
     }
     # TD3's and DDPG's targets move together with the policy; CrossQ has none
     if hasattr(agent, "log_alpha") and hasattr(agent, "target_critics"):

@@ -101,12 +101,16 @@ def test_epsilon_is_the_probability_of_a_random_action() -> None:
         torch.testing.assert_close(shares, wanted, atol=0.01, rtol=0)
 
 
-def test_epsilon_falls_while_it_explores(train) -> None:
+def test_epsilon_and_learning_rate_fall(train) -> None:
     flags = "--num-envs 1 --num-steps 10 --num-minibatches 1 --update-epochs 1"
     flags += " --total-timesteps 80 --start-e 1 --end-e 0.2 --exploration-fraction 0.5"
-    rows = train("pqn", flags).rows()
+    done = train("pqn", f"{flags} --learning-rate 0.008")
+    rows = done.rows()
     epsilons = [value for _, tag, value in rows if tag == "charts/epsilon"]
     assert epsilons == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2, 0.2])
+    rates = [value for _, tag, value in rows if tag == "charts/learning_rate"]
+    assert rates == pytest.approx([0.008, 0.007, 0.006, 0.005, 0.004, 0.003, 0.002, 0.001])
+    assert isinstance(done.variables["optimizer"], optim.RAdam)
 
 
 def small_network() -> pqn.QNetwork:
@@ -266,6 +270,7 @@ def test_it_finds_the_best_actions_and_their_values(script: Any, train, probes: 
     values, actions = best_values(done.variables, [-1, 1])
     assert actions.tolist() == [0, 1]
     assert values.tolist() == pytest.approx([1, 1], abs=0.1)
+    assert isinstance(done.variables["optimizer"], optim.RAdam)
 
 
 @pytest.mark.parametrize("script", SCRIPTS[1:])

@@ -14,7 +14,7 @@ from conftest import Killed
 from test_jax_ppo import Forever, Once, ProbeState
 
 from cleanrl import pqn_jax
-from cleanrl_utils.environments.jax_envs import Gymnax, Step
+from cleanrl_utils.environments.jax_envs import Gymnax, Step, begin
 from cleanrl_utils.running.evaluation import load_model
 
 
@@ -119,6 +119,35 @@ def test_only_the_chosen_action_learns_and_the_loss_is_half_the_squared_error() 
     (loss, logged), grads = jax.value_and_grad(pqn_jax.get_loss, has_aux=True)(params, minibatch)
     np.testing.assert_allclose([loss, *logged], [14 / 6, 14 / 3, q_values.mean()], rtol=1e-4)
     np.testing.assert_allclose(grads["2.bias"], [0, -2], atol=1e-4)
+
+
+def test_the_first_step_of_radam_follows_the_clipped_gradient() -> None:
+    """Adam's would have the size of the learning rate in every parameter."""
+    params = pqn_jax.init_params(Gymnax.make("CartPole-v1"), 1)
+    obs = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    minibatch = obs, np.ones(3, int), np.full(3, 100, np.float32)
+    grads = jax.grad(pqn_jax.get_loss, has_aux=True)(params, minibatch)[0]
+    norm = np.sqrt(sum(np.square(x).sum() for x in grads.values()))
+    assert norm > 10
+    args = pqn_jax.Args(max_grad_norm=10)
+    moments = pqn_jax.make_optimizer(args).init(params)
+    (after, _), _ = pqn_jax.update(args, jnp.float32(0.5), (params, moments), minibatch)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(after[name], params[name] - 0.5 * 10 / norm * grad, atol=1e-5)
+
+
+def test_epsilon_is_the_probability_of_a_random_action() -> None:
+    env = Gymnax.make("CartPole-v1")
+    params = pqn_jax.init_params(env, 1)
+    args = pqn_jax.Args(num_envs=64, num_steps=64)
+    episodes = begin(env, jax.random.key(0), args.num_envs)
+    collect = jax.jit(lambda *x: pqn_jax.collect(env, args, params, episodes, *x)[1][:2])
+    for epsilon in (0.0, 0.5, 1.0):
+        obs, actions = collect(epsilon, jax.random.key(1))
+        greedy = pqn_jax.get_q_values(params, obs).argmax(-1) == actions
+        assert greedy.mean() == pytest.approx(1 - epsilon / 2, abs=0.03)
+        if epsilon == 1:
+            assert actions.mean() == pytest.approx(0.5, abs=0.03)
 
 
 class Seen(Forever):

@@ -55,13 +55,13 @@ def test_dueling_streams() -> None:
     network, _ = q_network()
     obs = pictures(2)
     with torch.no_grad():
-        logits = network(obs, noisy=False)
+        logits = network.get_logits(obs, noisy=False)
         hidden = network.value_hidden(network.features(obs / 255), noisy=False).relu()
         value = network.value(hidden, noisy=False)
         assert logits.shape == (2, NUM_ACTIONS, 51)
         assert torch.allclose(logits.mean(1), value, atol=1e-5)
         assert (logits - value[:, None]).abs().max() > 1e-3
-        q_values = network.q_values(obs, noisy=False)
+        q_values = network(obs, noisy=False)
         assert torch.allclose(q_values, (logits.softmax(-1) * network.atoms).sum(-1), atol=1e-5)
 
 
@@ -72,7 +72,7 @@ def test_evaluation_has_no_noise_and_draws_no_random_numbers() -> None:
         before = torch.get_rng_state()
         actions = network.act(obs)
         assert torch.equal(torch.get_rng_state(), before)
-        assert torch.equal(actions, network.q_values(obs, noisy=False).argmax(-1))
+        assert torch.equal(actions, network(obs, noisy=False).argmax(-1))
         sampled = [network.act(obs, greedy=False) for _ in range(4)]
     assert any(not torch.equal(actions, other) for other in sampled)
 
@@ -96,10 +96,10 @@ def test_loss_of_a_batch_written_out() -> None:
 
     atoms = np.linspace(-5, 5, 11)
     with torch.no_grad():
-        logprobs = network(obs, noisy=False).log_softmax(-1).double().numpy()
-        online = network.q_values(next_obs, noisy=False).argmax(1)
-        probs = target(next_obs, noisy=False).softmax(-1).double().numpy()
-        assert (online != target.q_values(next_obs, noisy=False).argmax(1)).any()  # double counts
+        logprobs = network.get_logits(obs, noisy=False).log_softmax(-1).double().numpy()
+        online = network(next_obs, noisy=False).argmax(1)
+        probs = target.get_logits(next_obs, noisy=False).softmax(-1).double().numpy()
+        assert (online != target(next_obs, noisy=False).argmax(1)).any()  # double counts
     wanted = []
     for i in range(8):
         spread = np.zeros(11)
@@ -137,20 +137,65 @@ def test_settings_that_cannot_be(capsys: pytest.CaptureFixture) -> None:
     rainbow.Args(num_envs=8, learning_starts=24)
 
 
+def test_each_pass_of_an_update_has_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both passes over next_obs, and that over obs: the target network is noisy, too."""
+    network, args = q_network(n_atoms=3)
+    target, _ = q_network(n_atoms=3)
+    drawn = []
+    randn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *a, **k: drawn.append(randn(*a, **k)) or drawn[-1])
+    before = network.value.sigma_weight.clone()
+    numbers = torch.ones(2), torch.full((2,), 0.9), torch.ones(2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+    batch = pictures(2), pictures(2, seed=1), torch.tensor([0, 1]), *numbers
+    rainbow.update(network, target, optimizer, args, *batch)
+    assert len(drawn) == 3 * 4  # four layers each
+    assert len({noise[0].item() for noise in drawn}) == len(drawn)
+    assert not torch.equal(network.value.sigma_weight, before)  # the noise is learned
+
+
+def test_noise_alone_explores(train: Callable) -> None:
+    """The observation never changes: without noise, the same action would be chosen each time."""
+    done = train(
+        "rainbow_atari",
+        "--env-id probes:ProbeTruncationPixels-v0 --start-e 0 --end-e 0 --total-timesteps 40"
+        " --learning-starts 40 --buffer-size 90 --torch-threads 1 --checkpoints 0",
+    )
+    actions = done.variables["memory"].tensors["rows"][:40, 0]
+    assert 4 < actions.sum() < 36
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_updates_beta_and_priorities_of_a_run(num_envs: int, train: Callable, monkeypatch) -> None:
-    updates = []
-    step = torch.optim.Adam.step
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda *a: (updates.append(1), step(*a)))
+def test_the_settings_of_a_run(
+    num_envs: int, train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    betas = []
+    copied = []
+    sample = rainbow.PrioritizedFrameReplayBuffer.sample
+    lerp = Tensor.lerp_
+
+    def sample_and_note(memory: Any, batch_size: int) -> tuple:
+        betas.append(memory.beta.item())
+        return sample(memory, batch_size)
+
+    monkeypatch.setattr(rainbow.PrioritizedFrameReplayBuffer, "sample", sample_and_note)
+    monkeypatch.setattr(Tensor, "lerp_", lambda *a: (copied.append(a[2]), lerp(*a)))
     flags = f"--total-timesteps 90 --num-envs {num_envs} --learning-starts 9 --train-frequency 10"
     done = train(
         "rainbow_atari",
         f"--env-id probes:ProbeTruncationPixels-v0 {flags} --batch-size 4 --buffer-size 90"
-        " --torch-threads 1 --prioritized-replay-beta 0.1 --checkpoints 0",
+        " --torch-threads 1 --prioritized-replay-beta 0.1 --checkpoints 0 --n-step 2 --gamma 0.5"
+        " --prioritized-replay-alpha 0.7 --prioritized-replay-eps 0.01 --tau 0.25"
+        " --target-network-frequency 20",
     )
-    assert len(updates) == len(range(10, 91, 10))
+    # Steps of single environments count, however many there are.
+    assert betas == pytest.approx([0.1 + 0.9 * step / 90 for step in range(10, 91, 10)])
+    num_parameters = len(list(done.variables["q_network"].parameters()))
+    assert copied == [0.25] * 4 * num_parameters  # after 20, 40, 60 and 80 steps
+    assert done.variables["optimizer"].param_groups[0]["eps"] == 1.5e-4
     memory = done.variables["memory"]
-    assert memory.beta.item() == pytest.approx(1)  # at the last step
+    assert (memory.n_step, memory.alpha, memory.eps) == (2, 0.7, 0.01)
+    assert memory.powers.tolist() == [1, 0.5, 0.25]
     priorities = memory.tensors["priorities_0"]
     assert len(priorities[priorities > 0].unique()) > 5  # new ones, and those of their losses
 

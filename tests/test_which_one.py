@@ -38,6 +38,8 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_longest_runs_of_each_algorithm_meet_where_two_have_run() -> None:
     groups = [group(SAC, "Ant-v4", 500), group(SAC, "Ant-v4", 1000), group(PPO, "Ant-v4", 3000)]
     groups += [group(SAC, "Hopper-v4", 1000), group("dqn", "Hopper-v4", 1000)]
+    groups += [group(SAC, "Ant-v4", 2000, name="sac_small")]  # other settings: not compared
+    groups += [group(PPO, "Hopper-v4", 1000, name="ppo_small")]
     found = which_one.contests(groups)
     assert list(found) == ["Ant-v4"]
     assert [(name, x.steps) for name, x in found["Ant-v4"].items()] == [(SAC, 1000), (PPO, 3000)]

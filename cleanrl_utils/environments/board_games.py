@@ -32,6 +32,8 @@ def is_board_game(env_id: str) -> bool:
 class TwoPlayers(gym.Env):
     """A game against a random opponent, or with the observations and actions of both players.
 
+    An observation is the board as the player sees it, and 1 if it is the player's turn, else 0: the
+    board does not tell, and the values of both are quite different.
     Rewards come at the end of a game: 1 for the winner, -1 for the loser, 0 for a draw. Against a
     random opponent, the agent begins every second game on average.
     """
@@ -45,7 +47,7 @@ class TwoPlayers(gym.Env):
         require(len(self.players) == 2, "--env-id: this script plays games of two players")
         self.seen = game.observation_space(self.players[0])["observation"]
         num_actions = game.action_space(self.players[0]).n
-        num_seen = gym.spaces.flatdim(self.seen)
+        num_seen = gym.spaces.flatdim(self.seen) + 1  # whose turn it is
         both = (2,) if opponent == "self" else ()
         self.observation_space = gym.spaces.Dict(
             observation=gym.spaces.Box(-np.inf, np.inf, (*both, num_seen), np.float32),
@@ -99,7 +101,9 @@ class TwoPlayers(gym.Env):
     def _observe(self) -> dict[str, np.ndarray]:
         who = self.players if self.opponent == "self" else [self.players[self.player]]
         views = [self.game.observe(player) for player in who]
-        seen = np.array([gym.spaces.flatten(self.seen, x["observation"]) for x in views])
+        boards = [gym.spaces.flatten(self.seen, x["observation"]) for x in views]
+        turns = [player == self.game.agent_selection for player in who]
+        seen = np.column_stack([boards, turns])
         masks = np.array([x["action_mask"] for x in views], np.int8)
         if self.opponent == "self":
             masks[1 - self._mover()] = np.eye(masks.shape[1])[0]  # waits

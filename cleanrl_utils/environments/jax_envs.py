@@ -147,10 +147,10 @@ class Brax:
         return (self.slim(state), time), state.obs, state.reward, terminated, truncated
 
     def stagger(self, episodes: "Episode") -> "Episode":
-        """Of episodes that begin: let their time be over at different steps.
+        """Spread the time limits of new episodes, so that they do not all end in the same step.
 
-        Thousands that end together would have only failures end between two such moments, and
-        returns that say nothing. What is not a whole episode has no return.
+        Otherwise only failures would end between two time limits, and their returns alone would be
+        logged. A first episode that is shortened has no return: it is NaN.
         """
         physics, time = episodes.state
         time = (jnp.arange(len(time)) * self.EPISODE_LENGTH // len(time)).astype(time.dtype)

@@ -64,8 +64,8 @@ class Playground(Brax):
             return super().reset(jax.random.key_data(key))  # numbers: the state keeps them
 
     def step(self, key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array, Array]:
-        """As in Brax. A task ends an episode only if its physics has become NaN; the observation is
-        then zeros, so that no mean over a batch becomes NaN."""
+        """As in Brax. Episodes terminate only where the physics has become NaN; the observation is
+        zeros there, so that no mean over a batch becomes NaN."""
         (kept, info), time = state
         full = self.blank.replace(data=self.blank.data.replace(**kept), info=info)
         with jax.default_matmul_precision("highest"):
@@ -94,7 +94,7 @@ def add_backend(env_id: str, backend: str) -> str:
 
 def import_playground() -> Any:
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it misses Warp, which is not used
+        with contextlib.redirect_stdout(io.StringIO()):  # that Warp, which is not used, is missing
             import mujoco
             import mujoco_playground
     except ImportError:

@@ -21,10 +21,13 @@ NOTHING = "No two of these algorithms have results on the same environment yet."
 
 
 def contests(groups: Iterable[Group]) -> dict[str, Entrants]:
-    """For each environment on which two algorithms or more have run, the longest runs of each."""
+    """For each environment on which two algorithms or more have run, the longest runs of each.
+
+    Runs with a name of their own (--exp-name) have other settings and are left out."""
     found: dict[str, Entrants] = {}
     for group in groups:
-        if group.script in ALGORITHMS and curves_of(group):
+        own_name = group.name != group.script
+        if group.script in ALGORITHMS and not own_name and curves_of(group):
             entrants = found.setdefault(group.env_id, {})
             if group.script not in entrants or group.steps > entrants[group.script].steps:
                 entrants[group.script] = group

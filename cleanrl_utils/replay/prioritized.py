@@ -54,9 +54,9 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
     """A FrameReplayBuffer that draws transitions in proportion to their priorities.
 
     A priority is (loss + eps) ** alpha; a new transition has the largest one so far. A transition
-    can be drawn from the moment when its n steps are stored. Its window stops at the end of the
-    episode, which the reset step after it shows: a truncated episode so bootstraps from its last
-    observation. A transition that cannot be drawn has priority 0.
+    can be drawn as soon as its n steps are stored. Its window ends with the episode: the reset step
+    marks the end, so a truncated episode bootstraps from its last observation. A transition that
+    cannot be drawn has priority 0.
     """
 
     def __init__(
@@ -110,8 +110,9 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         arrays = self.arrays
         now = arrays.vector_step * self.num_envs + arrays.env_numbers
         super()._insert()
-        complete = (now - (self.n_step - 1) * self.num_envs) % self.capacity  # all n steps are here
-        lost = (now + self.stack_size * self.num_envs) % self.capacity  # a frame was overwritten
+        # The n steps of `complete` are now stored; the oldest frame of `lost` is overwritten.
+        complete = (now - (self.n_step - 1) * self.num_envs) % self.capacity
+        lost = (now + self.stack_size * self.num_envs) % self.capacity
         priorities = arrays.real[complete] * arrays.largest
         concatenate = np.concatenate if self.on_cpu else torch.concatenate
         slots = concatenate([complete, lost])
@@ -150,7 +151,7 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
         """The transitions that begin in these slots: the fields of a batch without the weights."""
         tensors = self.tensors
         steps = (slots[:, None] + self.window) % self.capacity  # (batch, n)
-        # A reset step, and all that follows it, is of another episode.
+        # A reset step and the steps after it belong to another episode.
         inside = tensors["real"][steps].cumprod(1)
         length = inside.sum(1)
         rewards = (tensors["rows"][steps, -2] * self.powers[:-1] * inside).sum(1)
@@ -171,11 +172,11 @@ class PrioritizedFrameReplayBuffer(FrameReplayBuffer):
 
         losses = losses.detach().to(self.device, torch.float64)
         priorities = (losses + self.eps) ** self.alpha
-        # A transition that was drawn twice gets the larger one, in whatever order they are written.
+        # A transition that was drawn twice gets the larger priority, whatever the order of writing.
         priorities = (priorities * (slots[:, None] == slots)).amax(1)
         largest = self.tensors["largest"]
         largest.copy_(torch.maximum(largest, priorities.amax()))
-        # What has left the memory since it was drawn stays out.
+        # A transition that left the memory after it was drawn keeps priority 0.
         stored = self.tensors[self.level_names[0]].view(-1)[slots] > 0
         priorities = priorities * stored
         if self.on_cpu:
@@ -229,7 +230,7 @@ def find_leaves(levels: list[Any], masses: Any) -> Any:
     for level in reversed(levels):
         children = level[nodes]
         sums = children.cumsum(-1)
-        masses = masses.clip(max=sums[:, -1] * BELOW_ONE)  # rounding must not lead beyond the last
+        masses = masses.clip(max=sums[:, -1] * BELOW_ONE)  # rounding must not lead past the last
         passed = sums <= masses[:, None]
         child = passed.sum(-1).clip(max=level.shape[1] - 1)
         masses = (masses - (children * passed).sum(-1)).clip(min=0)
