@@ -74,7 +74,7 @@ done
 python -m cleanrl_utils.benchmark \
     --env-ids $memory:PendulumNoVel-v1 \
     --command "python cleanrl/ppo_recurrent.py --no-cuda --total-timesteps 300000 --gamma 0.9 \
-        --reward-scale 0.02 --update-epochs 10 --num-envs 64 --num-steps 32" \
+        --reward-scale 0.05 --update-epochs 10 --num-steps 200 --num-minibatches 8" \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 

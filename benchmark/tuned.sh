@@ -45,6 +45,13 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
+# Box2D: pip install -r requirements/requirements-box2d.txt
+python -m cleanrl_utils.benchmark \
+    --env-ids LunarLander-v3 \
+    --command "python cleanrl/ppo.py --tuned --exp-name ppo_tuned --save-model" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-1}"
+
 # Candidates that have not had three seeds yet; those that work move to tuned.toml.
 python -m cleanrl_utils.benchmark \
     --env-ids Pendulum-v1 \
@@ -55,12 +62,6 @@ python -m cleanrl_utils.benchmark \
 python -m cleanrl_utils.benchmark \
     --env-ids MountainCar-v0 \
     --command "python cleanrl/dqn.py --total-timesteps 200000 --learning-rate 1e-3 --buffer-size 50000 --learning-starts 1000 --train-frequency 2 --exploration-fraction 0.2 --end-e 0.02 --exp-name dqn_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
-python -m cleanrl_utils.benchmark \
-    --env-ids LunarLander-v3 \
-    --command "python cleanrl/ppo.py --num-envs 16 --num-steps 512 --num-minibatches 64 --update-epochs 8 --gamma 0.999 --gae-lambda 0.98 --learning-rate 1e-3 --no-clip-vloss --exp-name ppo_tuned --save-model" \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 

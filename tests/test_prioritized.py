@@ -213,10 +213,11 @@ def test_what_has_left_the_memory_stays_out(on_gpu: bool) -> None:
     memory = make(20, 1, on_gpu)
     episodes = Episodes(1, ends=0)
     fill(memory, episodes, 15)
-    drawn = memory.sample(8)[1]
-    fill(memory, episodes, 40)
+    drawn = memory.sample(13)[1]  # of 13: stratified, so from all parts of the memory
+    fill(memory, episodes, 12)
     before = leaves(memory).clone()
-    memory.update_priorities(drawn, torch.zeros(8))
+    assert (before[drawn] == 0).any() and (before[drawn] > 0).any()
+    memory.update_priorities(drawn, torch.zeros(13))
     assert torch.equal(leaves(memory) > 0, before > 0)
 
 
