@@ -29,12 +29,20 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 5 \
     --workers "${WORKERS:-2}"
 
-# connect four by self-play
+# board games by self-play
+python -m cleanrl_utils.benchmark \
+    --env-ids pettingzoo/tictactoe_v3 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 64 --num-steps 64 \
+        --num-minibatches 8 --learning-rate 1e-3 --ent-coef 0.02 --total-timesteps 2000000 \
+        --save-model --eval-episodes 400" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-2}"
 python -m cleanrl_utils.benchmark \
     --env-ids pettingzoo/connect_four_v3 \
-    --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 16 --learning-rate 1e-3 \
-        --save-model --eval-episodes 200" \
-    --num-seeds 5 \
+    --command "python cleanrl/ppo_action_mask.py --no-cuda --num-envs 128 --num-steps 64 \
+        --learning-rate 1e-3 --ent-coef 0.02 --total-timesteps 1000000 \
+        --save-model --eval-episodes 400" \
+    --num-seeds 3 \
     --workers "${WORKERS:-2}"
 
 # a picture and a vector, two actions

@@ -8,8 +8,6 @@ from cleanrl_utils.analysis import grouping, tables
 from cleanrl_utils.pages.results import Group, command_html
 from cleanrl_utils.running.tuned import as_words, read_tuned
 
-MACHINE = {"cuda", "torch_threads", "torch_deterministic", "compile", "cudagraphs"}
-
 
 @dataclass
 class Entry:
