@@ -5,7 +5,7 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         rare = hasattr(script, "quick") and script.name not in QUICK_SCRIPTS
         if item.path.stem in LONG or rare:
             item.add_marker("long")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs() -> Iterator[None]:
+    """Free the programs that JAX compiled for the tests of a file: they hold gigabytes."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 @dataclass

@@ -539,7 +539,7 @@ SCRIPTS = [
         quick=f"--total-timesteps 1200 --num-envs 2 --target-network-frequency 50 {DQN_QUICK}",
         tags=[*C51_TAGS, "charts/episodic_return", "charts/episodic_length"],
         probe=f"{DQN_PROBE} {C51_PROBE}",
-        values=lambda g, obs: torch_call(g["q_network"].q_values, obs).max(1),
+        values=lambda g, obs: torch_call(g["q_network"], obs).max(1),
         acts=lambda g, obs: torch_call(g["q_network"].act, obs),
     ),
     Script(
@@ -562,7 +562,7 @@ SCRIPTS = [
         probe=f"{DQN_PIXELS_PROBE} {C51_PROBE} --batch-size 32 --torch-threads 1",
         probe_suffix="Pixels",
         probes=["Both"],
-        values=lambda g, obs: torch_call(g["q_network"].q_values, obs).max(1),
+        values=lambda g, obs: torch_call(g["q_network"], obs).max(1),
         acts=lambda g, obs: torch_call(g["q_network"].act, obs),
         needs=["ale_py", "cv2"],
     ),
