@@ -52,6 +52,18 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
+python -m cleanrl_utils.benchmark \
+    --env-ids LunarLanderContinuous-v3 \
+    --command "python cleanrl/ppo_continuous_action.py --tuned --exp-name ppo_continuous_action_tuned --save-model" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-1}"
+
+python -m cleanrl_utils.benchmark \
+    --env-ids LunarLanderContinuous-v3 \
+    --command "python cleanrl/rpo_continuous_action.py --tuned --exp-name rpo_continuous_action_tuned --save-model" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-1}"
+
 # Candidates that have not had three seeds yet; those that work move to tuned.toml.
 python -m cleanrl_utils.benchmark \
     --env-ids Pendulum-v1 \
@@ -68,18 +80,6 @@ python -m cleanrl_utils.benchmark \
 python -m cleanrl_utils.benchmark \
     --env-ids LunarLander-v3 \
     --command "python cleanrl/dqn.py --total-timesteps 400000 --num-envs 4 --learning-rate 5e-4 --buffer-size 100000 --learning-starts 5000 --train-frequency 4 --tau 0.01 --target-network-frequency 4 --exploration-fraction 0.15 --end-e 0.01 --exp-name dqn_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
-python -m cleanrl_utils.benchmark \
-    --env-ids LunarLanderContinuous-v3 \
-    --command "python cleanrl/ppo_continuous_action.py --total-timesteps 500000 --num-envs 16 --num-steps 512 --num-minibatches 64 --update-epochs 8 --learning-rate 1e-3 --no-clip-vloss --exp-name ppo_continuous_action_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
-python -m cleanrl_utils.benchmark \
-    --env-ids LunarLanderContinuous-v3 \
-    --command "python cleanrl/rpo_continuous_action.py --total-timesteps 500000 --num-envs 16 --num-steps 512 --num-minibatches 64 --update-epochs 8 --learning-rate 1e-3 --no-clip-vloss --exp-name rpo_continuous_action_tuned --save-model" \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
