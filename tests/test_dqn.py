@@ -170,6 +170,23 @@ def test_numpy_computes_what_torch_does(module: ModuleType) -> None:
         assert np.allclose(forward(obs), network(torch.tensor(obs).float()), rtol=1e-4)
 
 
+class Noisy(nn.Module):
+    """Draws random numbers in its forward pass, as layers for exploration do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.layer(obs) + torch.randn(2)
+
+
+def test_random_numbers_are_new_in_every_forward_pass() -> None:
+    forward = inference(Noisy(), torch.device("cpu"), dqn.Args())
+    obs = np.zeros((1, 4), np.float32)
+    assert not np.array_equal(forward(obs).copy(), forward(obs))
+
+
 def test_torch_computes_what_numpy_does_not() -> None:
     cpu = torch.device("cpu")
     pictures = nn.Sequential(nn.Conv2d(4, 8, 3))

@@ -28,6 +28,7 @@ def numpy_method(
         graph = tracer.trace(module, constants)
     except Exception:  # noqa: BLE001  torch.fx names no kind: control flow, arguments, anything
         return None
+    weights = dict(module.named_parameters()) | dict(module.named_buffers())
     values: list[Any] = []  # weights and constants, and room for all that is computed
     places: dict[Any, int] = {}  # of each node's value
     steps: list[tuple[Callable, list[int], int]] = []  # operation, where it reads and writes
@@ -37,6 +38,8 @@ def numpy_method(
             operation = operation_of(node, module)
             if operation is None or node.kwargs:
                 return None
+        elif node.op == "get_attr" and node.target not in weights:
+            return None  # a tensor that was made while tracing, such as random numbers
         read_from = []
         for x in node.args:
             if isinstance(x, Node):
@@ -47,7 +50,7 @@ def numpy_method(
         values.append(None)
         places[node] = len(values) - 1
         if node.op == "get_attr":
-            values[-1] = operator.attrgetter(node.target)(module).detach().numpy()
+            values[-1] = weights[node.target].detach().numpy()
         elif operation is not None:
             steps.append((operation, read_from, places[node]))
     (obs_node,) = (node for node in places if node.op == "placeholder")
