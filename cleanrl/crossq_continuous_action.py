@@ -26,6 +26,7 @@ from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
 from cleanrl_utils.speed.inference import PolicyOnDevice
+from cleanrl_utils.speed.matmul import fast_matmul
 
 
 @dataclass
@@ -262,7 +263,7 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py", bounded=True)
 
-    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    fast_matmul(device)  # on a GPU in TF32
     agent = Agent(envs, args).to(device)
     adam = dict(betas=(0.5, 0.999), fused=True, capturable=device.type == "cuda")
     q_optimizer = optim.Adam(agent.critics.parameters(), args.q_lr, **adam)

@@ -25,6 +25,7 @@ from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
 from cleanrl_utils.speed.inference import PolicyOnDevice
+from cleanrl_utils.speed.matmul import fast_matmul
 
 
 @dataclass
@@ -193,7 +194,7 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Box, "dqn.py", bounded=True)
 
-    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    fast_matmul(device)  # on a GPU in TF32
     agent = Agent(envs, args).to(device)
     adam = dict(lr=args.learning_rate, fused=True, capturable=device.type == "cuda")
     q_optimizer = optim.Adam(agent.critic.parameters(), **adam)

@@ -26,6 +26,7 @@ from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
 from cleanrl_utils.speed.inference import PolicyOnDevice
+from cleanrl_utils.speed.matmul import fast_matmul
 
 
 @dataclass
@@ -234,7 +235,7 @@ if __name__ == "__main__":
     envs = make_envs(args, run.videos)
     require_spaces(envs, args.env_id, gym.spaces.Discrete, "sac_continuous_action.py")
 
-    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    fast_matmul(device)  # on a GPU in TF32
     agent = Agent(envs, args).to(device)
     adam = dict(eps=1e-4, fused=True, capturable=device.type == "cuda")
     q_optimizer = optim.Adam(agent.critics.parameters(), args.q_lr, **adam)

@@ -23,6 +23,7 @@ from cleanrl_utils.running.losses import Means
 from cleanrl_utils.running.machine import choose_device
 from cleanrl_utils.speed.graphs import accelerate, capture
 from cleanrl_utils.speed.inference import PolicyOnDevice
+from cleanrl_utils.speed.matmul import fast_matmul
 
 pytestmark = pytest.mark.gpu
 VECTORS = SimpleNamespace(
@@ -59,7 +60,7 @@ def build(name: str, cudagraphs: bool, device: str, **settings: Any) -> tuple[An
     args.cuda = device == "cuda"
     on = choose_device(args)
     rng.seed_everything(1)
-    torch.set_float32_matmul_precision("high")
+    fast_matmul(on)
     envs = GAMES if name.endswith("atari") else VECTORS
     agent = script.Agent(envs, args).to(on)
     critics = agent.critic if hasattr(agent, "critic") else agent.critics

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from cleanrl_utils.speed import graphs
 from cleanrl_utils.speed.acting import Sampler
 from cleanrl_utils.speed.graphs import CudaGraph, accelerate, capture, copy_of
 from cleanrl_utils.speed.inference import PolicyOnDevice
+from cleanrl_utils.speed.matmul import fast_matmul
 
 CPU = torch.device("cpu")
+EPYC = {"cpu_name": "AMD EPYC", "avx512_f": True, "amx_tile": False}
 
 
 class FakeCuda:
@@ -239,3 +242,42 @@ def test_losses_of_epochs_are_averaged_over_all_minibatches() -> None:
     assert epochs[0]["a"].tolist() == [1.0, 2.0]
     assert mean_of(epochs)["a"] == 1.5
     assert mean_of([{"a": torch.tensor(1.0)}, {"a": torch.tensor(4.0)}])["a"] == 2.5
+
+
+@pytest.fixture
+def matmul_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_fast_products_on_a_cpu_keep_all_bits_of_float32(matmul_precision: None) -> None:
+    """TF32 or bfloat16 would err by 1e-3 and more."""
+    fast_matmul(CPU)
+    torch.manual_seed(1)
+    x = torch.randn(2, 256, 256, requires_grad=True)
+    weight = torch.randn(2, 256, 256)
+    torch.bmm(x, weight).square().mean().backward()
+    exact = x.detach().double().requires_grad_()
+    torch.bmm(exact, weight.double()).square().mean().backward()
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "cpu, precision",
+    [
+        (EPYC, "medium"),
+        (EPYC | {"avx512_f": False}, "high"),
+        (EPYC | {"amx_tile": True}, "high"),  # there, oneDNN would compute in bfloat16
+        (EPYC | {"cpu_name": "Intel(R) Xeon(R)"}, "high"),
+        ({}, "high"),  # as on Arm
+    ],
+)
+def test_onednn_multiplies_only_where_it_computes_in_float32(
+    cpu: dict, precision: str, matmul_precision: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu, raising=False)
+    fast_matmul(CPU)
+    assert torch.get_float32_matmul_precision() == precision
+    fast_matmul(torch.device("cuda"))
+    assert torch.get_float32_matmul_precision() == "high"
