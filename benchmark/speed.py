@@ -1,7 +1,7 @@
 """Measure the speed and memory of scripts, alone or beside other libraries at equal settings.
 
     python benchmark/speed.py                     # every script
-    python benchmark/speed.py ppo dqn --peers     # beside stable-baselines3 and SBX
+    python benchmark/speed.py ppo dqn --peers     # beside stable-baselines3, SB3-Contrib and SBX
     python benchmark/speed.py --write             # keep the figures in benchmark/speed.csv
     python benchmark/speed.py --check             # compare with the figures of this machine
 
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,18 @@ import numpy as np
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
+
+from speed_cases import CASES, Case  # noqa: E402
 
 from cleanrl_utils.environments.envpool import Pool  # noqa: E402
+from cleanrl_utils.environments.making import is_atari  # noqa: E402
 from cleanrl_utils.errors import Stopped, require  # noqa: E402
 from cleanrl_utils.running.settings import Count, parse_command  # noqa: E402
 
 FIGURES = ROOT / "benchmark" / "speed.csv"
 PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-LIBRARIES = ("stable_baselines3", "sbx")
+LIBRARIES = ("stable_baselines3", "sb3_contrib", "sbx")
 NOISE = 0.1  # a script is slower if it lost more than this share, and more than its own spread
 
 
@@ -63,20 +66,6 @@ class SpeedArgs:
 
 
 @dataclass
-class Case:
-    """What to measure of a script, and the same settings for other libraries."""
-
-    env_id: str
-    steps: int  # on a CPU; ten times as many on a GPU
-    flags: str = ""
-    algorithm: str = ""  # of stable-baselines3 and SBX; empty: no peer
-    num_envs: int = 1
-    peer: dict[str, Any] = field(default_factory=dict)
-    net_arch: list[int] = field(default_factory=lambda: [64, 64])
-    normalise: bool = False
-
-
-@dataclass
 class Figure:
     """A row of benchmark/speed.csv."""
 
@@ -90,74 +79,10 @@ class Figure:
     limit: int  # the environment alone; 0: not measured
     memory_mb: int
     gpu_memory_mb: int
+    stable_baselines3: int  # its steps per second, with its best number of threads; 0: not measured
+    sb3_contrib: int
+    sbx: int
     commit: str
-
-
-WALK = "--learning-starts 1000 --buffer-size 100000"
-OFF_POLICY = dict(buffer_size=100_000, batch_size=256, learning_starts=1000, train_freq=1)
-CHEETAH = "HalfCheetah-v4"
-PONG = "PongNoFrameskip-v4"
-FRAMES = "--learning-starts 200 --buffer-size 10000"
-CASES = {
-    "ppo": Case(
-        "CartPole-v1",
-        40_000,
-        algorithm="PPO",
-        num_envs=4,
-        peer=dict(n_steps=128, batch_size=128, n_epochs=4, clip_range_vf=0.2, ent_coef=0.01),
-    ),
-    "ppo_continuous_action": Case(
-        CHEETAH,
-        16_384,
-        algorithm="PPO",
-        peer=dict(n_steps=2048, batch_size=64, n_epochs=10, clip_range_vf=0.2),
-        normalise=True,
-    ),
-    "rpo_continuous_action": Case(CHEETAH, 16_384),
-    "ppo_atari": Case(PONG, 3_072),
-    "ppo_atari_lstm": Case(PONG, 3_072),
-    "ppo_recurrent": Case("cleanrl_utils.environments.memory:CartPoleNoVel-v1", 40_960),
-    "ppo_atari_envpool": Case("Breakout-v5", 5_120),
-    "ppo_rnd_envpool": Case("MontezumaRevenge-v5", 3_072, "--num-iterations-obs-norm-init 1"),
-    "ppo_procgen": Case("starpilot", 32_768),
-    "ppg_procgen": Case("starpilot", 32_768, "--n-iteration 1"),
-    "ppo_jax": Case("CartPole-v1", 500_000),
-    "pqn_jax": Case("CartPole-v1", 500_000),
-    "dqn": Case(
-        "CartPole-v1",
-        30_000,
-        algorithm="DQN",
-        peer=dict(
-            buffer_size=10_000,
-            batch_size=128,
-            learning_starts=10_000,
-            train_freq=10,
-            target_update_interval=500,
-            exploration_fraction=0.5,
-        ),
-        net_arch=[120, 84],
-    ),
-    "c51": Case("CartPole-v1", 30_000),
-    "c51_jax": Case("CartPole-v1", 30_000),
-    "dqn_atari": Case(PONG, 3_000, FRAMES),
-    "dqn_atari_jax": Case(PONG, 3_000, FRAMES),
-    "c51_atari": Case(PONG, 3_000, FRAMES),
-    "c51_atari_jax": Case(PONG, 3_000, FRAMES),
-    "rainbow_atari": Case(PONG, 3_000, FRAMES),
-    "sac_atari": Case(PONG, 1_200, FRAMES),
-}
-for name in ("tqc", "simbav2"):
-    CASES[f"{name}_continuous_action"] = Case(CHEETAH, 2_000, WALK)
-for name in ("sac", "td3", "ddpg"):
-    CASES[f"{name}_continuous_action"] = Case(
-        CHEETAH, 4_000, WALK, name.upper(), peer=OFF_POLICY, net_arch=[256, 256]
-    )
-HEAVY = "--learning-starts 200 --buffer-size 100000"  # updates of a second or so on a CPU
-CASES["crossq_continuous_action"] = Case(CHEETAH, 600, HEAVY)
-CASES["crossq_continuous_action_jax"] = Case(CHEETAH, 600, HEAVY)
-CASES["droq_continuous_action"] = Case(CHEETAH, 600, HEAVY)
-for name in ("dqn", "sac_continuous_action", "td3_continuous_action", "ddpg_continuous_action"):
-    CASES[f"{name}_jax"] = CASES[name]
 
 
 def in_process(*words: Any, threads: int) -> float:
@@ -224,13 +149,9 @@ def peer_process(package: str, name: str, threads: int) -> float:
     """Train with another library; its steps per second in the last 60%."""
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
 
     case = CASES[name]
     torch.set_num_threads(threads)
-    envs = make_vec_env(case.env_id, case.num_envs)
-    envs = VecNormalize(envs) if case.normalise else envs
 
     class Clock(BaseCallback):
         warm: tuple[int, float] | None = None
@@ -242,18 +163,36 @@ def peer_process(package: str, name: str, threads: int) -> float:
 
     clock = Clock()
     algorithm = getattr(importlib.import_module(package), case.algorithm)
-    network = {"net_arch": case.net_arch}
-    model = algorithm("MlpPolicy", envs, device="cpu", policy_kwargs=network, **case.peer)
+    policy = "CnnPolicy" if is_atari(case.env_id) else "MlpPolicy"
+    more = {"device": "cpu", "policy_kwargs": case.policy, **case.peer}
+    model = algorithm(policy, peer_envs(case), **more)
     model.learn(case.steps, callback=clock)
     assert clock.warm is not None
     step, seconds = clock.warm
     return (model.num_timesteps - step) / (time.perf_counter() - seconds)
 
 
-def measure(name: str, args: SpeedArgs) -> tuple[Figure, dict[str, float]]:
-    """The script's figure, and the steps per second of each library."""
+def peer_envs(case: Case) -> Any:
+    """The environments of a case, with the wrappers of stable-baselines3."""
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+
+    if is_atari(case.env_id):
+        return VecFrameStack(make_atari_env(case.env_id, case.num_envs), 4)
+    envs = make_vec_env(case.env_id, case.num_envs)
+    return VecNormalize(envs) if case.normalise else envs
+
+
+def installed_peers(case: Case) -> list[str]:
+    """The installed libraries that have the algorithm of a case."""
+    found = [name for name in LIBRARIES if case.algorithm and importlib.util.find_spec(name)]
+    return [name for name in found if hasattr(importlib.import_module(name), case.algorithm)]
+
+
+def measure(name: str, args: SpeedArgs) -> Figure:
+    """The speed of a script, and of the other libraries if they are asked for."""
     case = CASES[name]
-    peers = [p for p in LIBRARIES if args.peers and case.algorithm and importlib.util.find_spec(p)]
+    peers = installed_peers(case) if args.peers else []
     speeds: dict[tuple[str, int], list[float]] = {}
     for _ in range(args.repeats):
         for threads in args.threads:
@@ -270,7 +209,8 @@ def measure(name: str, args: SpeedArgs) -> tuple[Figure, dict[str, float]]:
     seen = speeds["", threads]
     machine = started["hardware"]
     hardware = f"{machine['cpu']}, {machine['cores']} cores, {machine['device'].split(',')[0]}"
-    figure = Figure(
+    libraries = {name: round(best.get(name, (0.0, 0))[0]) for name in LIBRARIES}
+    return Figure(
         script=name,
         env_id=case.env_id,
         flags=f"{case.flags} {args.flags}".strip(),
@@ -282,8 +222,8 @@ def measure(name: str, args: SpeedArgs) -> tuple[Figure, dict[str, float]]:
         memory_mb=finished["peak_memory_mb"],
         gpu_memory_mb=finished.get("peak_gpu_memory_mb", 0),
         commit=started["git"].get("commit", "")[:9],
+        **libraries,
     )
-    return figure, {library: speed for library, (speed, _) in best.items()}
 
 
 def committed() -> dict[tuple[str, str], Figure]:
@@ -318,9 +258,10 @@ def slower(now: Figure, before: Figure | None) -> str:
     return f"{now.script} is {lost:.0%} slower: {speeds}"
 
 
-def row(figure: Figure, peers: dict[str, float]) -> str:
+def row(figure: Figure) -> str:
     share = f"{figure.steps_per_second / figure.limit:.0%}" if figure.limit else "-"
-    ratios = [f"{figure.steps_per_second / v:.2f} x {peer}" for peer, v in peers.items()]
+    peers = {name: getattr(figure, name) for name in LIBRARIES if getattr(figure, name)}
+    ratios = [f"{figure.steps_per_second / v:.2f} x {name}" for name, v in peers.items()]
     cells = [figure.script, figure.env_id, str(figure.threads), f"{figure.steps_per_second:,}"]
     cells += [f"{figure.spread:.0%}", f"{figure.limit:,}" if figure.limit else "-", share]
     cells += [f"{figure.memory_mb:,}", f"{figure.gpu_memory_mb:,}", ", ".join(ratios) or "-"]
@@ -338,20 +279,19 @@ def main() -> None:
     columns = "script, environment, threads, steps/s, spread, limit, share of it, memory (MB)"
     names = [*columns.split(", "), "GPU memory (MB)", "speed of ours"]
     print(f"| {' | '.join(names)} |\n|{'-|' * len(names)}")
+    before = committed()
     figures = []
     for name in args.scripts or CASES:
-        figure, peers = measure(name, args)
-        figures.append(figure)
-        print(row(figure, peers), flush=True)
+        figures.append(measure(name, args))
+        print(row(figures[-1]), flush=True)
+        if args.write:
+            write(figures[-1:])
     if args.check:
-        before = committed()
         lines = [slower(figure, before.get((figure.script, figure.hardware))) for figure in figures]
         known = [figure for figure in figures if (figure.script, figure.hardware) in before]
         print(f"{len(known)} of {len(figures)} have a figure for this hardware")
         if any(lines):
             raise Stopped("; ".join(filter(None, lines)))
-    if args.write:
-        write(figures)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PPO = "ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 270, 0, 400, 0, 350, "abc"
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 def test_figures_are_kept_by_script_and_hardware(speed) -> None:
-    ppo = speed.Figure("ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 270, 0, "abc")
+    ppo = speed.Figure(*PPO)
     other = replace(ppo, hardware="a GPU", steps_per_second=9000)
     speed.write([ppo, other])
     speed.write([replace(ppo, steps_per_second=1100)])
@@ -33,7 +34,7 @@ def test_figures_are_kept_by_script_and_hardware(speed) -> None:
 
 
 def test_only_a_loss_beyond_the_noise_is_named(speed) -> None:
-    before = speed.Figure("ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 270, 0, "abc")
+    before = speed.Figure(*PPO)
     assert speed.slower(replace(before, steps_per_second=920), before) == ""
     assert "ppo is 20% slower" in speed.slower(replace(before, steps_per_second=800), before)
     noisy = replace(before, steps_per_second=800, spread=0.3)
@@ -46,6 +47,17 @@ def test_every_case_is_a_script_with_its_own_flags(speed) -> None:
         text = (ROOT / "cleanrl" / f"{name}.py").read_text()
         for word in case.flags.split():
             assert not word.startswith("--") or word[2:].replace("-", "_") in text, (name, word)
+
+
+def test_every_script_is_measured(speed) -> None:
+    scripts = {path.stem for path in (ROOT / "cleanrl").glob("[a-z]*.py")}
+    assert scripts == set(speed.CASES) | sys.modules["speed_cases"].NOT_MEASURED
+
+
+def test_a_row_shows_the_share_of_the_limit_and_the_other_libraries(speed) -> None:
+    row = speed.row(speed.Figure(*PPO))
+    assert "| 1,000 | 2% | 5,000 | 20% |" in row
+    assert "2.50 x stable_baselines3, 2.86 x sbx" in row
 
 
 def test_an_environment_is_measured_alone(speed) -> None:

@@ -7,7 +7,17 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cleanrl_utils.pages import films, notes, overview, reference, results, suite, tuned, which_one
+from cleanrl_utils.pages import (
+    films,
+    notes,
+    overview,
+    reference,
+    results,
+    speed,
+    suite,
+    tuned,
+    which_one,
+)
 from cleanrl_utils.pages.code import source_html
 from cleanrl_utils.pages.diffs import diff_html, diff_size
 from cleanrl_utils.pages.scripts import ROOT, Script, read_scripts
@@ -160,6 +170,10 @@ class Site:
         curves = self.keep(results.charts_html(mine, {}))
         parts = [tuned.tuned_table(self.groups), curves, results.provenance(mine)]
         return "\n\n".join(parts)
+
+    def make_speed(self, scripts: list[Script], what: str | None) -> str:
+        """Speed and memory of scripts, alone and beside other libraries, by hardware."""
+        return speed.speed_tables()
 
     def make_curves(self, scripts: list[Script], what: str | None) -> str:
         """The learning curves of the home page."""
