@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from cleanrl_utils.pages import speed as pages_speed
+
 ROOT = Path(__file__).resolve().parent.parent
 PPO = "ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 270, 0, 400, 0, 350, "abc"
 
@@ -62,3 +64,14 @@ def test_a_row_shows_the_share_of_the_limit_and_the_other_libraries(speed) -> No
 
 def test_an_environment_is_measured_alone(speed) -> None:
     assert speed.environment_process("ppo") > 0
+
+
+def test_the_page_shows_the_share_of_the_limit_and_the_other_libraries(speed) -> None:
+    speed.write([speed.Figure(*PPO)])
+    table = pages_speed.speed_tables(speed.FIGURES)
+    assert "**a CPU**" in table
+    assert "| `ppo` | `CartPole-v1` | 1,000 | 20% | 270 |  | SB3 2.50, SBX 2.86 |" in table
+
+
+def test_the_page_reads_the_committed_figures() -> None:
+    assert "`ppo`" in pages_speed.speed_tables()
