@@ -101,7 +101,7 @@ def measure_script(name: str, threads: int, extra: str) -> tuple[float, dict, di
         command = [sys.executable, str(ROOT / "cleanrl" / f"{name}.py"), "--env-id", case.env_id]
         command += ["--total-timesteps", str(steps), "--checkpoints", "0"]
         command += case.flags.split() + extra.split()
-        if not name.endswith("_jax"):
+        if "_jax" not in name:
             command += ["--torch-threads", str(threads)]
         environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": str(threads)}
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
@@ -136,7 +136,7 @@ def environment_process(name: str) -> float:
         if not isinstance(envs, Pool):  # which has reset itself
             envs.reset(seed=1)
         space = envs.single_action_space
-        actions = [[space.sample() for _ in range(args.num_envs)] for _ in range(100)]
+        actions = [[space.sample() for _ in range(envs.num_envs)] for _ in range(100)]
         steps = 0
         began = time.perf_counter()
         while time.perf_counter() < began + 3:

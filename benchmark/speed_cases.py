@@ -117,7 +117,9 @@ CASES = {
     ),
     "droq_continuous_action": Case(CHEETAH, 600, HEAVY),
     "fast_td3_continuous_action_jax": Case(
-        "inverted_pendulum", 40_000, "--num-envs 128 --batch-size 1024 --buffer-size 100000"
+        "inverted_pendulum",
+        20_000,
+        "--num-envs 128 --batch-size 1024 --buffer-size 100000 --segment-steps 20",
     ),
 }
 for name in ("sac", "td3", "ddpg"):
