@@ -52,6 +52,14 @@ def forget_programs() -> Iterator[None]:
         sys.modules["jax"].clear_caches()
 
 
+@pytest.fixture(autouse=True)
+def own_matmul_precision() -> Iterator[None]:
+    """Scripts for wide networks choose how torch multiplies; the next test starts as a process."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_float32_matmul_precision("highest")
+
+
 @dataclass
 class Finished:
     """A finished run: its folder and the script's global variables."""

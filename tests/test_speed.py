@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,14 +243,7 @@ def test_losses_of_epochs_are_averaged_over_all_minibatches() -> None:
     assert mean_of([{"a": torch.tensor(1.0)}, {"a": torch.tensor(4.0)}])["a"] == 2.5
 
 
-@pytest.fixture
-def matmul_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-def test_fast_products_on_a_cpu_keep_all_bits_of_float32(matmul_precision: None) -> None:
+def test_fast_products_on_a_cpu_keep_all_bits_of_float32() -> None:
     """TF32 or bfloat16 would err by 1e-3 and more."""
     fast_matmul(CPU)
     torch.manual_seed(1)
@@ -274,7 +266,7 @@ def test_fast_products_on_a_cpu_keep_all_bits_of_float32(matmul_precision: None)
     ],
 )
 def test_onednn_multiplies_only_where_it_computes_in_float32(
-    cpu: dict, precision: str, matmul_precision: None, monkeypatch: pytest.MonkeyPatch
+    cpu: dict, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu, raising=False)
     fast_matmul(CPU)
