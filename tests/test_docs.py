@@ -26,7 +26,7 @@ from table import SCRIPTS
 
 from cleanrl_utils.analysis import palette
 from cleanrl_utils.errors import BadInput
-from cleanrl_utils.pages import code, diffs, films, notes, readme, results, scripts, tags
+from cleanrl_utils.pages import code, diffs, films, notes, overview, readme, results, scripts, tags
 from cleanrl_utils.pages.site import Site
 from cleanrl_utils.running.evaluation import import_script
 
@@ -229,6 +229,16 @@ def test_results_appear_without_an_edit(pages, tmp_path: Path) -> None:
         text = pages.results_of(pages.scripts[group.script])
         assert f"| `{group.env_id}`" in text and group.score() in text and "data-part" in text
         assert all(fact["run"] in results.read_curves(group.name) for fact in group.runs)
+
+
+def test_the_overview_says_what_a_speed_was_measured_on() -> None:
+    fast = {"steps": 9000, "seconds": 1.0, "hardware": "NVIDIA H200 (16 cores)"}
+    slow = {"steps": 500, "seconds": 1.0, "hardware": "cpu, 1 torch thread (AMD EPYC, 2 cores)"}
+    on_cpu = results.Group("ppo_small", "ppo", "A-v0", 500, [slow])
+    on_gpu = results.Group("ppo", "ppo", "A-v0", 9000, [fast])
+    assert overview.speed_of([on_cpu]) == "500 CPU"
+    assert overview.speed_of([on_cpu, on_gpu]) == "9,000 GPU"
+    assert overview.speed_of([]) == ""
 
 
 def test_one_seed_has_no_deviation() -> None:

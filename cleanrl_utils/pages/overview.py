@@ -19,16 +19,24 @@ def overview_table(scripts: Scripts, groups: list[Group]) -> str:
     rows = [f"| {' | '.join(OVERVIEW)} |", "|-" * len(OVERVIEW) + "|"]
     for script in scripts.values():
         mine = [group for group in groups if group.script == script.name]
-        speed = f"{statistics.median(group.speed() for group in mine):,.0f}" if mine else ""
         count = "not yet"
         if mine:
             environments = len({group.env_id for group in mine})
             count = f"{environments} ({sum(len(group.runs) for group in mine)})"
         cells = [f"[`{script.name}.py`](../source/{script.name}.md)", script.spaces]
         cells += [script.families, "JAX" if script.jax else "torch", script.features]
-        cells += [str(script.lines), speed, f"[{count}](../{script.page})"]
+        cells += [str(script.lines), speed_of(mine), f"[{count}](../{script.page})"]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def speed_of(groups: list[Group]) -> str:
+    """Median steps per second of these runs, of those on a GPU if there are any."""
+    if not groups:
+        return ""
+    on_gpu = [group for group in groups if not group.on_cpu]
+    speed = statistics.median(group.speed() for group in on_gpu or groups)
+    return f"{speed:,.0f} {'GPU' if on_gpu else 'CPU'}"
 
 
 def scripts_table(shown: list[Script], scripts: Scripts, source: str = "../source/") -> str:

@@ -51,6 +51,10 @@ class Group:
     def seeds(self) -> int:
         return len({run["seed"] for run in self.runs})
 
+    @property
+    def on_cpu(self) -> bool:
+        return all(run["hardware"].startswith("cpu") for run in self.runs)
+
     def score(self) -> str:
         """Mean and, with two seeds or more, sample standard deviation of the final returns."""
         final = self.column("final_return")
