@@ -178,6 +178,7 @@ def peer_envs(case: Case) -> Any:
     from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
     if is_atari(case.env_id):
+        importlib.import_module("ale_py")  # its games register themselves
         return VecFrameStack(make_atari_env(case.env_id, case.num_envs), 4)
     envs = make_vec_env(case.env_id, case.num_envs)
     return VecNormalize(envs) if case.normalise else envs
