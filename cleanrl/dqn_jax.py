@@ -188,7 +188,7 @@ if __name__ == "__main__":
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
     obs, ended = envs.obs, envs.ended
     for iteration in range(start, args.num_iterations):
-        # Act. Each environment explores by a coin of its own.
+        # Act. Environments explore independently of each other.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, iteration * args.num_envs)
         explore = rng.random(args.num_envs) < epsilon
@@ -197,8 +197,8 @@ if __name__ == "__main__":
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU computes while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
         first_step = iteration * args.num_envs + 1
         for global_step in range(first_step, first_step + args.num_envs):
             learning = global_step > args.learning_starts
@@ -209,7 +209,7 @@ if __name__ == "__main__":
             if global_step % 100 == 0:
                 run.log(training.metrics(), global_step)
 
-        # Step, and remember it unless it only reset an environment whose episode had ended.
+        # Step the environments. A step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated

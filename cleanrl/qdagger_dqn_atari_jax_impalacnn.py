@@ -228,8 +228,7 @@ def get_loss(
     all_values = q_network(params, batch.obs)
     q_values = jnp.take_along_axis(all_values, batch.actions[:, None], 1).squeeze(1)
     td_loss = jnp.square(q_values - td_target).mean()
-    # KL divergence from the student's policy to the teacher's: summed over actions, a mean over
-    # the batch, like the TD loss
+    # KL(teacher || student) of their softmax policies, averaged over the batch
     teacher_logprobs = nn.log_softmax(taught / args.temperature)
     logprobs = nn.log_softmax(all_values / args.temperature)
     kl = (jnp.exp(teacher_logprobs) * (teacher_logprobs - logprobs)).sum(1)
@@ -281,11 +280,13 @@ if __name__ == "__main__":
     teacher_q_values = training.policy(lambda x, obs: teacher.network.apply(x.teacher, obs))
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
-    teacher_return, returns = np.zeros(()), np.full(10, np.nan)  # the student's latest
+    teacher_return = np.zeros(())
+    returns = np.full(10, np.nan)  # of the student's latest episodes
 
-    known = dict(rng=rng, teacher_return=teacher_return, recent_returns=returns)
+    state = dict(training=training, memory=memory, rng=rng, envs=envs)
+    state |= dict(teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
-    start = run.resume(args.num_iterations, training=training, memory=memory, **known, envs=envs)
+    start = run.resume(args.num_iterations, **state)
     obs, ended = envs.obs, envs.ended
     if start == 0:
         played = run.play(teacher, args.teacher_eval_episodes, args.end_e)
@@ -294,7 +295,7 @@ if __name__ == "__main__":
         run.say(f"the teacher's mean return is {teacher_return:.2f}")
     distill_coeff = jnp.float32(get_distill_coeff(returns, float(teacher_return), args))
 
-    # First phase: the teacher plays, with less and less chance, and fills the memory.
+    # Teacher phase: the teacher fills the memory, with fewer and fewer random actions.
     for iteration in range(start, args.teacher_iterations):
         steps = iteration * args.num_envs
         epsilon = linear_schedule(args.start_e, args.end_e, args.teacher_steps, steps)
@@ -305,7 +306,7 @@ if __name__ == "__main__":
         run.log_episodes(infos, steps + args.num_envs, "teacher/")
         run.checkpoint(iteration + 1)
 
-    # Second phase: the student learns from what the teacher did, and from what it would do.
+    # Offline phase: the student learns from the teacher's transitions and Q-values.
     for iteration in range(max(start, args.teacher_iterations), args.online_start):
         training.update(distill_coeff)
         step = iteration - args.teacher_iterations + 1
@@ -324,7 +325,7 @@ if __name__ == "__main__":
             run.evaluate(agent, global_step)
         run.checkpoint(iteration + 1)
 
-    # Third phase: the student plays itself, as DQN; the better it is, the less it is taught.
+    # Online phase: DQN; the better the student is, the smaller is the distillation loss's weight.
     for iteration in range(max(start, args.online_start), args.num_iterations):
         if iteration == args.online_start:
             memory.clear()
@@ -338,8 +339,8 @@ if __name__ == "__main__":
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
         # differs from dqn_atari_jax.py: counts the steps of the student
-        # Learn, while a GPU can do so beside the environments' next step. Each environment's step
-        # is counted, so that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU computes while the environments step. Steps of single environments count, so
+        # that --num-envs changes neither the number of updates nor their order.
         for step in range(steps + 1, steps + args.num_envs + 1):
             global_step = args.phases["teacher"] + args.offline_steps + step
             learning = step > args.learning_starts
@@ -352,7 +353,7 @@ if __name__ == "__main__":
                 run.log(training.metrics() | charts, global_step)
 
         # differs from dqn_atari_jax.py: updates the weight of the distillation loss
-        # Step, and remember it unless it only reset an environment whose episode had ended.
+        # Step the environments. A step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
         obs, ended = next_obs, terminated | truncated
