@@ -60,7 +60,7 @@ class Args(TorchArgs):
     critic_width: Count = 512
     """width of the hidden layers of the critics"""
     max_return: NonNegative = 5.0
-    """rewards are scaled so that returns are at most this; the atoms cover both signs"""
+    """largest absolute return after rewards are scaled; the atoms span this range of returns"""
 
     # differs from sac_continuous_action.py: checks --max-return
     def __post_init__(self) -> None:
@@ -272,7 +272,8 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
         # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         next_actions, next_logprob = agent.actor.sample(next_obs)
         next_logprobs, next_q = agent.target_critics(next_obs, next_actions)
-        next_probs = torch.where((next_q[0] <= next_q[1])[:, None], *next_logprobs).exp()
+        first_is_lower = (next_q[0] <= next_q[1])[:, None]
+        next_probs = torch.where(first_is_lower, next_logprobs[0], next_logprobs[1]).exp()
         next_values = agent.critics.atoms - (agent.log_alpha.exp() * next_logprob)[:, None]
         returns = rewards[:, None] + args.gamma * (1 - terminated[:, None]) * next_values
         target_probs = project(next_probs, returns, agent.critics.atoms)
@@ -308,8 +309,7 @@ if __name__ == "__main__":
 
     fast_matmul(device)  # on a GPU in TF32
     agent = Agent(envs, args).to(device)
-    rates = [args.learning_rate, args.final_lr]
-    lr = torch.tensor(rates[0], device=device)  # a tensor, as CUDA graphs need
+    lr = torch.tensor(args.learning_rate, device=device)  # a tensor, as CUDA graphs need
     adam = dict(lr=lr, fused=True, capturable=device.type == "cuda")
     q_optimizer = optim.Adam(agent.critics.parameters(), **adam)
     policy_optimizer = optim.Adam(agent.actor.parameters(), **adam)
@@ -340,7 +340,8 @@ if __name__ == "__main__":
     ended = envs.ended
     for iteration in range(start, args.num_iterations):
         steps = iteration * args.num_envs  # so far
-        lr.fill_(np.interp(iteration / args.num_iterations, [0, 1], rates))
+        progress = iteration / args.num_iterations
+        lr.fill_(args.learning_rate + progress * (args.final_lr - args.learning_rate))
 
         # A GPU starts to compute actions; also where random ones are used, for the statistics.
         policy.start(obs)
