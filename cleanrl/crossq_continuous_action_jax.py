@@ -236,7 +236,8 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     next_value = next_q.min(0) - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
     # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
-    values, losses = q.mean(1), jnp.square(q - jax.lax.stop_gradient(targets)).mean(1)
+    values = q.mean(1)
+    losses = jnp.square(q - jax.lax.stop_gradient(targets)).mean(1)
     metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
     metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
     return losses.sum(), (changed, metrics | {"losses/qf_loss": losses.mean()})

@@ -167,7 +167,8 @@ def init_stats(*shape: int) -> Params:
 def update_stats(stats: Params, x: Array) -> Params:
     """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
     count = stats["count"] + len(x)
-    weight, delta = len(x) / count, x.mean(0) - stats["mean"]
+    weight = len(x) / count
+    delta = x.mean(0) - stats["mean"]
     var = weight * (x.var(0) + (1 - weight) * jnp.square(delta))
     std = jnp.sqrt((1 - weight) * jnp.square(stats["std"]) + var)
     std = jnp.maximum(std, 1e-4)  # no division by 0
@@ -218,8 +219,8 @@ def n_step_batch(replay: Ring, args: Args, slots: Array, envs: Array) -> Batch:
 
 
 def project(probs: Array, returns: Array, atoms: np.ndarray) -> Array:
-    """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
-    an atom gets the share max(0, 1 - distance / spacing) of each probability."""
+    """Project a distribution with `probs` at `returns`, both (batch, atoms), onto the atoms: each
+    atom gets the share max(0, 1 - distance / spacing) of each probability."""
     last = len(atoms) - 1
     spacing = (atoms[-1] - atoms[0]) / last
     position = ((returns - atoms[0]) / spacing).clip(0, last)
@@ -229,7 +230,7 @@ def project(probs: Array, returns: Array, atoms: np.ndarray) -> Array:
 
 def get_targets(train: dict, args: Args, batch: Batch, noise: Array) -> Array:
     """Distributions of the n-step targets, (batch_size, n_atoms)."""
-    # Clipped noise on the target actions: a peak that few actions reach counts less.
+    # TD3's target policy smoothing: clipped noise on the target actions
     noise = (args.policy_noise * noise).clip(-args.noise_clip, args.noise_clip)
     next_actions = (get_actions(train["actor"], batch.next_obs) + noise).clip(-1, 1)
     logits = get_logits(train["target_critics"], batch.next_obs, next_actions)
@@ -363,7 +364,9 @@ if __name__ == "__main__":
     train, episodes, replay = run.vectorise(partial(init, env, args))(params, first, run.seeds)
 
     start = run.resume(args.num_segments, train=train, episodes=episodes, replay=replay)
-    train, episodes, replay = map(run.state.get, ("train", "episodes", "replay"))
+    train = run.state["train"]
+    episodes = run.state["episodes"]
+    replay = run.state["replay"]
     for segment in range(start, run.total):
         starts = begin_all(run.env_seeds, none + segment + 1)
         carry, metrics, returns, lengths = program((train, episodes, replay), starts)

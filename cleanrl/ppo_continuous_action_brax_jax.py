@@ -137,7 +137,8 @@ def init_stats(*shape: int) -> Params:
 def update_stats(stats: Params, x: Array) -> Params:
     """Add a batch of shape (n, *shape) to the statistics (Chan, Golub and LeVeque, 1979)."""
     count = stats["count"] + len(x)
-    weight, delta = len(x) / count, x.mean(0) - stats["mean"]
+    weight = len(x) / count
+    delta = x.mean(0) - stats["mean"]
     var = weight * (x.var(0) + (1 - weight) * jnp.square(delta))
     std = jnp.sqrt((1 - weight) * jnp.square(stats["std"]) + var)
     std = jnp.maximum(std, 1e-4)  # no division by 0
@@ -244,7 +245,8 @@ def init(env: Brax, args: Args, params: Params, seed: Array) -> dict:
 def iterate(env: Brax, args: Args, starts: Episode, carry: tuple, x: None) -> tuple[tuple, tuple]:
     """Collect a rollout and learn from it."""
     train, episodes = carry
-    params, (key, collect_key, shuffle_key) = train["params"], random.split(train["key"], 3)
+    params = train["params"]
+    key, collect_key, shuffle_key = random.split(train["key"], 3)
     episodes, rollout = collect(env, args, train, episodes, starts, collect_key)
     raw_obs, actions, discounted, step = rollout
     obs, next_obs = (normalise(train["obs_stats"], x) for x in (raw_obs, step.next_obs))
@@ -280,7 +282,8 @@ def iterate(env: Brax, args: Args, starts: Episode, carry: tuple, x: None) -> tu
 
 def train_segment(env: Brax, args: Args, train: dict, episodes: tuple, starts: Episode) -> tuple:
     """Some iterations of one agent, from state to state."""
-    start, one = (train, episodes), partial(iterate, env, args, starts)
+    one = partial(iterate, env, args, starts)
+    start = (train, episodes)
     (train, episodes), (metrics, *ended) = jax.lax.scan(one, start, length=args.segment)
     return train, episodes, jax.tree.map(lambda x: x.mean(0), metrics), *ended
 

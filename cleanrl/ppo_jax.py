@@ -230,7 +230,8 @@ def init(args: Args, params: Params, seed: Array) -> dict:
 def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tuple]:
     """Collect a rollout and learn from it."""
     train, episodes = carry
-    params, (key, collect_key, shuffle_key) = train["params"], random.split(train["key"], 3)
+    params = train["params"]
+    key, collect_key, shuffle_key = random.split(train["key"], 3)
     episodes, (obs, actions, step) = collect(env, args, params, episodes, collect_key)
 
     logprobs, _, values = get_logprob_entropy_value(params, obs, actions)
@@ -254,7 +255,8 @@ def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tupl
 
 def train_segment(env: Gymnax, args: Args, train: dict, episodes: Episode) -> tuple:
     """Some iterations of one agent, from state to state."""
-    start, one = (train, episodes), partial(iterate, env, args)
+    one = partial(iterate, env, args)
+    start = (train, episodes)
     (train, episodes), (metrics, *ended) = jax.lax.scan(one, start, length=args.segment)
     return train, episodes, jax.tree.map(lambda x: x.mean(0), metrics), *ended
 

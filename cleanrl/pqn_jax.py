@@ -90,7 +90,8 @@ def init_params(env: Gymnax, seed: int) -> Params:
     """Three layers, the first two with a LayerNorm that has a scale and a shift."""
     params: dict[str, Any] = {}
     rng = np.random.default_rng(seed)
-    sizes, stds = layer_sizes(env.observation_space.shape, env.action_space.n), [2**0.5, 2**0.5, 1]
+    sizes = layer_sizes(env.observation_space.shape, env.action_space.n)
+    stds = [2**0.5, 2**0.5, 1]
     for i, (inputs, units) in enumerate(sizes):
         params[f"{i}.kernel"] = orthogonal(rng, stds[i], inputs, units)
         params[f"{i}.bias"] = np.zeros(units, np.float32)
@@ -142,7 +143,7 @@ def collect(
     env: Gymnax, args: Args, params: Params, episodes: Episode, epsilon: Array, key: Array
 ) -> tuple:
     """A rollout of arrays (num_steps, num_envs, ...), with all its random numbers drawn at once."""
-    shape, num_actions = (args.num_steps, args.num_envs), env.action_space.n
+    shape = (args.num_steps, args.num_envs)
     explore_key, action_key, start_key, step_key = random.split(key, 4)
 
     def step(episodes: Episode, x: tuple) -> tuple[Episode, tuple]:
@@ -153,7 +154,7 @@ def collect(
         return after, (episodes.obs, actions, outcome)
 
     explore = random.uniform(explore_key, shape) < epsilon
-    random_actions = random.randint(action_key, shape, 0, num_actions)
+    random_actions = random.randint(action_key, shape, 0, env.action_space.n)
     starts = begin(env, start_key, *shape)
     x = explore, random_actions, random.split(step_key, shape), starts
     return jax.lax.scan(step, episodes, x)
@@ -214,7 +215,8 @@ def init(args: Args, params: Params, seed: Array) -> dict:
 def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tuple]:
     """Collect a rollout and learn from it."""
     train, episodes = carry
-    params, (key, collect_key, shuffle_key) = train["params"], random.split(train["key"], 3)
+    params = train["params"]
+    key, collect_key, shuffle_key = random.split(train["key"], 3)
     exploring = args.exploration_fraction * args.num_iterations
     epsilon = linear_schedule(args.start_e, args.end_e, exploring, train["iteration"])
     episodes, (obs, actions, step) = collect(env, args, params, episodes, epsilon, collect_key)
@@ -236,7 +238,8 @@ def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tupl
 
 def train_segment(env: Gymnax, args: Args, train: dict, episodes: Episode) -> tuple:
     """Some iterations of one agent, from state to state."""
-    start, one = (train, episodes), partial(iterate, env, args)
+    one = partial(iterate, env, args)
+    start = (train, episodes)
     (train, episodes), (metrics, *ended) = jax.lax.scan(one, start, length=args.segment)
     return train, episodes, jax.tree.map(lambda x: x.mean(0), metrics), *ended
 

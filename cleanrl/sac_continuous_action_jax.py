@@ -209,7 +209,8 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
     q = q_values(critics, batch.obs, batch.actions)  # (2, batch_size)
-    values, losses = q.mean(1), jnp.square(q - targets).mean(1)
+    values = q.mean(1)
+    losses = jnp.square(q - targets).mean(1)
     metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
     metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
     return losses.sum(), metrics | {"losses/qf_loss": losses.mean()}
