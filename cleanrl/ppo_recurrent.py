@@ -245,7 +245,7 @@ if __name__ == "__main__":
     kind = torch.long if agent.discrete else torch.float32
     actions = torch.zeros(args.num_steps, *envs.action_space.shape, dtype=kind, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
-    first = torch.ones(obs.shape[:2], dtype=torch.bool, device=device)  # observation of an episode
+    first = torch.ones(obs.shape[:2], dtype=torch.bool, device=device)  # an episode begins
     # states[t] is the recurrent state before obs[t], states[t + 1] the one after it
     states = agent.initial_state(args.num_envs).repeat(args.num_steps + 2, 1, 1, 1)
     envs.reset(seed=args.seed)

@@ -1,4 +1,4 @@
-"""Random Network Distillation (RND): PPO that is curious, for games whose rewards are far away.
+"""Random Network Distillation (RND): PPO with an intrinsic reward, for games of sparse rewards.
 
     python cleanrl/ppo_rnd_envpool.py --env-id MontezumaRevenge-v5
 
@@ -233,7 +233,7 @@ class Agent(nn.Module):
 
 
 def discounted_sums(rewards: Tensor, before: Tensor, gamma: float) -> Tensor:
-    """Discounted sums of each environment's past rewards: as large as returns."""
+    """Discounted sums of each environment's past rewards; their scale is that of returns."""
     sums = torch.empty_like(rewards)
     last = before
     for t in range(len(rewards)):

@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization (PPO) with a Transformer-XL, which looks back into its episode.
+"""Proximal Policy Optimization (PPO) with a Transformer-XL as memory of the episode.
 
     python cleanrl/ppo_trxl.py --env-id MortarMayhem-Grid-v0
 
@@ -75,7 +75,7 @@ class Args(PixelArgs):
     trxl_memory_length: Count = 119
     """number of past steps that the transformer can attend to"""
     trxl_positional_encoding: Literal["absolute", "learned", ""] = "absolute"
-    """positional encoding of remembered steps: absolute (sinusoidal), learned or none"""
+    """positional encoding of remembered steps: absolute (sinusoidal), learned, or '' for none"""
     reconstruction_coef: NonNegative = 0.0
     """coefficient of the observation reconstruction loss, for pictures only; 0: off"""
 
@@ -239,7 +239,7 @@ class Agent(nn.Module):
         """Actions, hidden states and layer inputs of one step, given the memory of those before."""
         ages = torch.arange(self.length, 0, -1, device=obs.device)
         now = position.unsqueeze(1)
-        visible = (ages <= now).unsqueeze(1)  # as of `window`
+        visible = (ages <= now).unsqueeze(1)  # the mask of `window`
         hidden, inputs = self.attend(obs.unsqueeze(1), memory, now - ages, visible)
         logits = self.actor(hidden[:, 0])
         if not greedy:  # Gumbel-max: the argmax of logits plus Gumbel noise is a sample of softmax
@@ -393,7 +393,6 @@ if __name__ == "__main__":
     start = run.resume(args.num_iterations, **state)
     for iteration in range(start, args.num_iterations):
         remaining = max(0, 1 - iteration * args.batch_size / args.anneal_steps)
-        lr = optimizer.param_groups[0]["lr"]
         lr.fill_(args.final_lr + remaining * (args.init_lr - args.final_lr))
         ent_coef.fill_(args.final_ent_coef + remaining * (args.init_ent_coef - args.final_ent_coef))
 

@@ -272,7 +272,7 @@ if __name__ == "__main__":
     obs = torch.zeros(shape, dtype=torch.uint8, device=device)
     actions = torch.zeros(args.num_steps, args.num_envs, dtype=torch.long, device=device)
     record = np.zeros((4, args.num_steps, args.num_envs), np.float32)
-    first = torch.ones(shape[:2], dtype=torch.bool, device=device)  # observation of an episode
+    first = torch.ones(shape[:2], dtype=torch.bool, device=device)  # an episode begins
     # states[t] is the LSTM's state before obs[t], states[t + 1] the one after it
     states = torch.zeros(args.num_steps + 2, 2, args.num_envs, 128, device=device)
 

@@ -149,7 +149,7 @@ class NoisyLinear(nn.Linear):
 
 # differs from c51_atari.py: dueling streams of noisy layers
 class QNetwork(nn.Module):
-    """Q-values of all actions, by the convolutional network of the Nature paper."""
+    """Q-values of all actions: the Nature paper's convolutions, two streams of noisy layers."""
 
     def __init__(self, envs: gym.vector.VectorEnv, args: Args):
         super().__init__()
