@@ -69,7 +69,7 @@ class Args(TorchArgs):
     beta_clone: NonNegative = 1.0
     """coefficient of the behavioural cloning loss in the auxiliary phase"""
     num_aux_rollouts: Count = 4
-    """number of single-environment rollouts per minibatch of the auxiliary phase, at most all"""
+    """number of rollouts of one environment per minibatch of the auxiliary phase, capped at all"""
     n_aux_grad_accum: Count = 1
     """number of minibatches per gradient step of the auxiliary phase (gradient accumulation)"""
 

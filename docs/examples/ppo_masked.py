@@ -76,7 +76,7 @@ class Args(TorchArgs):
 
 
 class ShowMask(gym.Wrapper):
-    """Append the mask to the observation: what may be done is part of what is seen."""
+    """Append the mask to the observation, so that rollouts, updates and evaluations have it."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
