@@ -2,8 +2,7 @@
 
     python cleanrl/fast_td3_continuous_action_jax.py --env-id playground/CheetahRun
 
-Paper: https://arxiv.org/abs/2505.22642
-Every detail with its reason: docs/rl-algorithms/fast-td3.md
+Paper: https://arxiv.org/abs/2505.22642. Every detail and its reason: docs/rl-algorithms/fast-td3.md
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from cleanrl_utils.environments.playground import add_backend, make_physics
 from cleanrl_utils.replay.ring_jax import Ring
 from cleanrl_utils.running.runs import Runs, RunsArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
-from cleanrl_utils.speed.jax_tools import Model, Params
+from cleanrl_utils.speed.jax_tools import Model, Params, mean_of
 
 
 @dataclass
@@ -267,6 +266,7 @@ def make_optimizer(args: Args) -> optax.GradientTransformation:
 def update(args: Args, replay: Ring, train: dict, key: Array) -> tuple[dict, dict]:
     """Some gradient steps of the critics and one of the policy; the new state, and metrics."""
     optimizer = make_optimizer(args)
+    logged = []
     for step_key in random.split(key, args.policy_frequency):
         sample_key, noise_key = random.split(step_key)
         windows = replay.draw(sample_key, args.batch_size, args.n_step)
@@ -276,17 +276,17 @@ def update(args: Args, replay: Ring, train: dict, key: Array) -> tuple[dict, dic
         targets = get_targets(train, args, batch, random.normal(noise_key, batch.actions.shape))
         critics = train["critics"]
         grads, metrics = jax.grad(q_loss, has_aux=True)(critics, args, batch, targets)
+        logged.append(metrics)
         updates, moments = optimizer.update(grads, train["critic_moments"], critics)
         train = train | {"critics": optax.apply_updates(critics, updates)}
         # target = tau * network + (1 - tau) * target
         target = optax.incremental_update(train["critics"], train["target_critics"], args.tau)
         train |= {"critic_moments": moments, "target_critics": target}
 
-    loss_and_grads = jax.value_and_grad(actor_loss)
-    loss, grads = loss_and_grads(train["actor"], train["critics"], args, batch.obs)
+    loss, grads = jax.value_and_grad(actor_loss)(train["actor"], train["critics"], args, batch.obs)
     updates, moments = optimizer.update(grads, train["actor_moments"], train["actor"])
     train |= {"actor": optax.apply_updates(train["actor"], updates), "actor_moments": moments}
-    return train, metrics | {"losses/actor_loss": loss}
+    return train, mean_of(logged) | {"losses/actor_loss": loss}
 
 
 def redraw(args: Args, key: Array, scales: Array, done: Array) -> Array:
@@ -305,12 +305,10 @@ def init(env: Brax, args: Args, params: tuple, episodes: Episode, seed: Array) -
     train = {"actor": actor, "critics": critics, "target_critics": critics, "key": key}
     train |= {"actor_moments": optimizer.init(actor), "critic_moments": optimizer.init(critics)}
     train |= {"obs_stats": init_stats(*env.observation_space.shape)}
-    every = jnp.ones(args.num_envs, bool)
-    scales = redraw(args, scale_key, jnp.zeros(args.num_envs), every)
+    scales = redraw(args, scale_key, jnp.zeros(args.num_envs), jnp.ones(args.num_envs, bool))
     replay = Ring.empty(args.slots, env, args.num_envs)
     carry = train, (env.stagger(episodes), scales), replay
-    one = partial(collect, env, args, episodes)
-    return jax.lax.scan(one, carry, length=args.warmup_steps)[0]
+    return jax.lax.scan(partial(collect, env, args, episodes), carry, length=args.warmup_steps)[0]
 
 
 # differs from ppo_continuous_action_brax_jax.py: one step, into the replay memory
@@ -334,9 +332,11 @@ def iterate(env: Brax, args: Args, starts: Episode, carry: tuple, x: None) -> tu
     (train, episodes, replay), step = collect(env, args, starts, carry, x)
     key, update_key = random.split(train["key"])
     train |= {"key": key}
+    logged = []
     for key in random.split(update_key, args.num_updates // args.policy_frequency):
         train, metrics = update(args, replay, train, key)
-    return (train, episodes, replay), (metrics, step.episodic_return, step.episodic_length)
+        logged.append(metrics)
+    return (train, episodes, replay), (mean_of(logged), step.episodic_return, step.episodic_length)
 
 
 # differs from ppo_continuous_action_brax_jax.py: with the replay memory

@@ -271,6 +271,25 @@ def test_an_iteration_makes_as_many_updates_as_asked() -> None:
     assert counts == [4, 2] and int(replay.stored) == stored + 1
 
 
+def test_metrics_are_means_over_all_updates_of_an_iteration(monkeypatch) -> None:
+    args = fast_td3.Args(**SMALL | {"num_updates": 4})
+    env = Forever()
+    first = begin(env, jax.random.key(0), 3)
+    carry = fast_td3.init(env, args, fast_td3.init_params(env, args, 1), first, jnp.int32(1))
+    losses = []
+    q_loss = fast_td3.q_loss
+
+    def recorded(critics: dict, *rest: Any) -> tuple:
+        losses.append(q_loss(jax.lax.stop_gradient(critics), *rest)[1]["losses/qf_loss"])
+        return q_loss(critics, *rest)
+
+    monkeypatch.setattr(fast_td3, "q_loss", recorded)
+    _, (metrics, *_) = fast_td3.iterate(env, args, first, carry, None)
+    losses = np.array(losses)
+    assert len(set(losses.tolist())) == 4
+    np.testing.assert_allclose(metrics["losses/qf_loss"], losses.mean(), rtol=1e-6)
+
+
 def test_acting_normalises_and_stores_what_was_done() -> None:
     args = fast_td3.Args(**SMALL | {"num_envs": 4, "buffer_size": 40})
     env = Both()

@@ -1,4 +1,4 @@
-"""What JAX scripts share: models, initial weights, permutations, patches of pictures."""
+"""What JAX scripts share: models, initial weights, permutations, patches of pictures, metrics."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -92,6 +92,11 @@ def patches(x: jax.Array, size: int, stride: int) -> jax.Array:
     rows, columns = rows - k + 1, columns - k + 1
     views = [x[..., i : i + rows, j : j + columns, :] for i in range(k) for j in range(k)]
     return jnp.concatenate(views, -1)
+
+
+def mean_of(updates: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:
+    """The mean of each metric over several updates."""
+    return {tag: jnp.stack([metrics[tag] for metrics in updates]).mean(0) for tag in updates[0]}
 
 
 def arrays_of(tree: Any) -> list[np.ndarray]:
