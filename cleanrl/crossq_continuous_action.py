@@ -225,10 +225,9 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
     # One batch of both halves, normalised as a whole, makes target networks unnecessary.
     inputs = torch.cat([obs, next_obs]), torch.cat([actions, next_actions])
     q, next_q = agent.critics(*inputs, train=True).chunk(2, 1)
-    with torch.no_grad():
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
-        next_value = next_q.amin(0) - agent.log_alpha.exp() * next_logprob
-        targets = rewards + args.gamma * (1 - terminated) * next_value
+    # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+    next_value = next_q.detach().amin(0) - agent.log_alpha.detach().exp() * next_logprob
+    targets = rewards + args.gamma * (1 - terminated) * next_value
     losses = (q - targets).square().mean(1)
     gradient_step(losses.sum(), optimizer)
     qf1_values, qf2_values = q.detach().mean(1)
