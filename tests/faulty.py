@@ -133,6 +133,17 @@ class OldSeed(CartPoleEnv):
         return super().reset()[0]
 
 
+class NoPictures(CartPoleEnv):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class NoRenderModes(CartPoleEnv):
+    metadata: dict[str, Any] = {}
+
+
+gym.register("NoPictures-v0", NoPictures)
+gym.register("NoRenderModes-v0", NoRenderModes)
 for cls in (Raises, NotFinite, NotFiniteReward, WrongShape, NoReward, Dies, FailsToReset):
     gym.register(f"{cls.__name__}-v0", cls, max_episode_steps=500)
 for cls in (OldStep, OldReset, OldSeed):
