@@ -93,6 +93,7 @@ class LaunchArgs(BatchArgs, CoreArgs):
     """All flags of the benchmark tool."""
 
     def __post_init__(self) -> None:
+        self.env_ids = list(dict.fromkeys(self.env_ids))  # a run counts once
         if self.slurm_template_path and self.backend == "local":
             self.backend = "slurm"
         for name in ("num_seeds", "slurm_ntasks"):
