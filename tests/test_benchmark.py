@@ -120,6 +120,9 @@ def test_an_environment_that_is_named_twice_counts_once(capsys: pytest.CaptureFi
     words = ["--env-ids", "CartPole-v1", "CartPole-v1", "--num-seeds", "1"]
     assert benchmark.main(words) == 0
     assert capsys.readouterr().out.count("--env-id CartPole-v1") == 1
+    with pytest.raises(SystemExit):
+        benchmark.main(["--env-ids", "CartPole-v1", "--env-ids", "Acrobot-v1"])
+    assert "--env-ids is given twice" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys) -> None:

@@ -83,6 +83,7 @@ BAD_INPUT = {
     "--clip-coef -0.1": ["--clip-coef", "at least 0"],
     "--exp-name a/b": ["--exp-name", "/"],
     "--env-kwargs max_episode_steps=0": ["--env-kwargs", "max_episode_steps", "positive"],
+    "--env-kwargs gravity=1 --env-kwargs length=2": ["--env-kwargs is given twice"],
     "--capture-video --env-id faulty:NoPictures-v0": ["--capture-video", "render_mode"],
     "--capture-video --env-id faulty:NoRenderModes-v0": ["--capture-video", "rgb_array"],
     "--runs-dir some_file": ["--runs-dir some_file"],

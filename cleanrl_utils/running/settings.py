@@ -15,7 +15,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -232,6 +232,9 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
                 more.append(words.pop(0))
         else:
             more = [value] if "=" in word else []
+        if get_origin(kind) in (list, tuple):
+            again = f"{name} is given twice: give all its values at once, {name} A B"
+            require(name not in out, again)
         if kind in (int, float):
             more[:1] = [as_number(name, kind, text) for text in more[:1]]
         looks_like_flags = len(more) == 1 and more[0].startswith("-")  # --slurm-options "--time=1"
