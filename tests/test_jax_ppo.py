@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from gymnax.environments import environment, spaces
 
 from cleanrl import ppo, ppo_continuous_action, ppo_jax
 from cleanrl import ppo_continuous_action_brax_jax as brax_jax
+from cleanrl import ppo_continuous_action_isaacgym as isaacgym
 from cleanrl_utils.environments.jax_envs import Gymnax, Step, advance, begin
 from cleanrl_utils.running.evaluation import load_model
 from cleanrl_utils.running.runs import segment_length
@@ -310,6 +312,21 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at) 
         model = "ppo_jax.cleanrl_model"
         assert (one / model).read_bytes() == (other / model).read_bytes()
         assert (one / "finished.json").exists()
+
+
+@pytest.mark.parametrize("script", [ppo_jax, isaacgym])
+def test_arguments_that_no_environment_takes_are_refused(script: Any, capfd) -> None:
+    with pytest.raises(SystemExit) as stop:
+        script.Args(env_kwargs=["gravity=1"])
+    assert stop.value.code == 2 and "error: --env-kwargs: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, -2])
+def test_there_is_at_least_one_seed(number: int, capfd) -> None:
+    with pytest.raises(SystemExit) as stop:
+        ppo_jax.Args(num_seeds=number)
+    assert stop.value.code == 2
+    assert f"--num-seeds must be at least 1, got {number}" in capfd.readouterr().err
 
 
 def test_the_last_of_several_seeds_is_one_that_all_streams_take(train, capfd) -> None:

@@ -32,6 +32,7 @@ from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder, rng, source
 from cleanrl_utils.running.run import Run, RunArgs, parse_args
 from cleanrl_utils.running.saving import NEW_RUN
+from cleanrl_utils.running.settings import Count
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
 
@@ -41,8 +42,12 @@ MAX_SEEDS_WITH_TENSORBOARD = 16  # with more, only metrics.csv is written: it is
 
 @dataclass
 class RunsArgs(RunArgs):
-    num_seeds: int = 1
+    num_seeds: Count = 1
     """agents trained at once, from seeds --seed, --seed + 1, ...; each is a run of its own"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(not self.env_kwargs, "--env-kwargs: environments written in JAX take no arguments")
 
 
 class Runs(Run):
