@@ -86,6 +86,14 @@ def test_a_seed_counts_once_and_the_newest_run_of_it_does(capsys: pytest.Capture
     assert "note: ppo on CartPole-v1: 2 earlier runs of the same seed and settings" in printed
 
 
+def test_a_command_can_be_typed_again(tmp_path: Path) -> None:
+    words = ["my.py", "--exp-name", "my try", "--runs-dir", "a b", "--seed", "2", "--runs_dir=c"]
+    more = {"command": words, "script_path": "mine/my.py"}
+    make_run(Path("runs"), 1, 100.0, more=more)
+    (run,) = results.find_runs("runs")
+    assert results.command(run.record) == "python mine/my.py --exp-name 'my try' --seed 2"
+
+
 def test_unfinished_runs_and_other_code_are_said(capsys: pytest.CaptureFixture) -> None:
     make_run(Path("runs"), 1, 100.0, code="1111")
     make_run(Path("runs"), 2, 100.0, code="2222")
