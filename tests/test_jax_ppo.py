@@ -313,6 +313,11 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at) 
         assert (one / model).read_bytes() == (other / model).read_bytes()
         assert (one / "finished.json").exists()
 
+    train("ppo_jax", f"--resume {first} --total-timesteps 5120")
+    for one in (first, second):
+        record = json.loads((one / "run.json").read_text())
+        assert [change["to"] for change in record["lengthened"]] == [5120]
+
 
 @pytest.mark.parametrize("script", [ppo_jax, isaacgym])
 def test_arguments_that_no_environment_takes_are_refused(script: Any, capfd) -> None:

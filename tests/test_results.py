@@ -94,6 +94,18 @@ def test_a_command_can_be_typed_again(tmp_path: Path) -> None:
     assert results.command(run.record) == "python mine/my.py --exp-name 'my try' --seed 2"
 
 
+LONGER = {"lengthened": [{"at_step": 5_000, "from": 5_000, "to": 10_000}]}
+
+
+def test_a_lengthened_run_is_no_seed_of_the_ordinary_ones(capsys: pytest.CaptureFixture) -> None:
+    for seed in (1, 2, 3):
+        more = LONGER if seed == 3 else {}
+        make_run(Path("runs"), seed, 100.0, total_timesteps=10_000, more=more)
+    printed = show(capsys)
+    assert [row[4] for row in cells(printed)] == ["2", "1"]
+    assert "lengthened unset" in printed and "lengthened 5000-to-10000-at-5000" in printed
+
+
 def test_unfinished_runs_and_other_code_are_said(capsys: pytest.CaptureFixture) -> None:
     make_run(Path("runs"), 1, 100.0, code="1111")
     make_run(Path("runs"), 2, 100.0, code="2222")

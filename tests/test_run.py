@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import ROOT, Killed
 
-from cleanrl_utils import results
+from cleanrl_utils import reproduce, results
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running import checkpoint, rng
 from cleanrl_utils.running.run import Run
@@ -243,6 +243,57 @@ def test_a_loss_that_is_not_finite_stops_the_run(script: str, train, capfd) -> N
         train(script, flags)
     line = capfd.readouterr().err.strip().splitlines()[-1]
     assert stop.value.code == 1 and line.startswith("error: losses/") and "at step" in line
+
+
+EDITED = """
+import sys
+import numpy as np
+from cleanrl import ppo
+
+class Args(ppo.Args):
+    pass
+
+args = ppo.parse_args(Args, sys.argv[2:])
+run = ppo.Run(args, ppo.make_env)
+for iteration in range(run.resume(4, state=np.zeros(1)), int(sys.argv[1])):
+    run.log({"charts/learning_rate": 0.1}, 10 * (iteration + 1))
+    run.checkpoint(iteration + 1)
+if int(sys.argv[1]) == 4:
+    run.finish(None)
+"""
+
+
+def test_a_run_that_is_resumed_with_edited_code_says_so(tmp_path: Path) -> None:
+    def run(text: str, *words: str) -> str:
+        (tmp_path / "mine.py").write_text(text)
+        command = [sys.executable, "mine.py", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    run(EDITED, "2")
+    (folder,) = tmp_path.glob("runs/*")
+    assert "note:" not in run(f"# a comment\n{EDITED}", "3", "--resume", f"{folder}")
+    said = run(EDITED.replace("0.1", "0.2"), "4", "--resume", f"{folder}")
+    assert "note: the code has changed; from step 30 on" in said
+    record = json.loads((folder / "run.json").read_text())
+    (edit,) = record["edited"]
+    assert edit["at_step"] == 30 and edit["code"] != record["code"]
+    assert "0.1" in (folder / "mine_until_30.py").read_text()
+    assert "0.2" in (folder / "mine.py").read_text()
+    (summary,) = [results.summary(run) for run in results.find_runs(folder)]
+    assert summary["code"] == f"{record['code'][:12]}+{edit['code'][:12]}"
+    lines = reproduce.commands(record, run=folder)
+    assert "# --resume continued the run at step 30 with other code." in lines
+
+
+def test_runs_on_an_edited_environment_are_of_other_code(train) -> None:
+    text = "import gymnasium as gym\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+    text += "gym.register('OwnPole-v0', CartPoleEnv, max_episode_steps=500)\n"
+    for line in ("", "SIZE = 2\n"):
+        Path("own_pole.py").write_text(text + line)
+        train("ppo", "--env-id own_pole:OwnPole-v0 --total-timesteps 512 --checkpoints 0")
+    assert len({results.summary(run)["code"] for run in results.find_runs("runs")}) == 2
 
 
 def test_two_runs_in_one_second_have_their_own_folders(train, monkeypatch) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.folder import Metrics
-from cleanrl_utils.running.source import find_module, fingerprint
+from cleanrl_utils.running.source import code_of, find_module
 
 try:
     import fcntl
@@ -92,8 +92,7 @@ class Command:
         """A hash of the Python code that this command runs; empty if it is no Python script."""
         if self.path.suffix != ".py":
             return ""
-        module, colon, _ = env_id.partition(":")
-        return fingerprint(self.path, [module] if colon else [])
+        return code_of(self.path, env_id)
 
     @property
     def identity(self) -> str:

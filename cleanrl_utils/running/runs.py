@@ -116,6 +116,8 @@ class Runs(Run):
         start = super().resume(total, **state)
         for run, before in zip(self.siblings, self._siblings_before, strict=True):
             run.total = total
+            if self.args.resume:
+                run._note_edited_code(before["step"])
             run._open(before)
         if self.siblings:
             self.say(f"together with {len(self.siblings)} more runs, seeds up to {self.seeds[-1]}")
@@ -187,9 +189,11 @@ class Runs(Run):
     def _extend(self, record: dict[str, Any], step: int) -> None:
         super()._extend(record, step)
         total = self.args.total_timesteps
+        lengthened = record["lengthened"]
         for run in self.siblings:
             record = folder.read_record(run.folder)
             record["args"]["total_timesteps"] = run.args.total_timesteps = total
+            record["lengthened"] = lengthened
             folder.write_record(run.folder, record)
             folder.remove_summary(run.folder)
 
