@@ -1,5 +1,6 @@
 """The benchmark tool on real runs: failures, retries, missing runs, and each backend."""
 
+import errno
 import json
 import os
 import shlex
@@ -133,6 +134,17 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys) -> 
     said = capsys.readouterr().err
     assert stop.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
     assert f"{tmp_path}/file" in said
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(jobs.run_folder, "write_json", is_full)
+    words = ["--command", f"{PPO} --runs-dir {tmp_path}", "--num-seeds", "1", "--workers", "1"]
+    assert benchmark.main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path}/.benchmark: No space left") and "resumes" in said
 
 
 def test_a_job_is_its_command_environment_and_seed(tmp_path: Path) -> None:
