@@ -530,6 +530,9 @@ def test_enjoy_plays_a_run(train, capsys) -> None:
     assert "over 3 episodes" in out and "±" not in out and list(Path("videos").rglob("*.mp4"))
     with pytest.raises(BadInput):
         enjoy(EnjoyArgs(exp_name="ppo", env_id="Acrobot-v1"))
+    with pytest.raises(BadInput, match="2"):
+        enjoy(EnjoyArgs(run=str(done.folder), env_id="Acrobot-v1"))
+    assert "was trained on CartPole-v1 and plays only that" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["dqn", "td3_continuous_action"])
