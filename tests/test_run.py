@@ -84,6 +84,8 @@ BAD_INPUT = {
     "--exp-name a/b": ["--exp-name", "/"],
     "--env-kwargs max_episode_steps=0": ["--env-kwargs", "max_episode_steps", "positive"],
     "--env-kwargs gravity=1 --env-kwargs length=2": ["--env-kwargs is given twice"],
+    "--env-id faulty:WithStatistics-v0": ["--env-id", "leave out that wrapper"],
+    "--env-id faulty:NoSize-v0": ["--env-id", "no fixed size"],
     "--capture-video --env-id faulty:NoPictures-v0": ["--capture-video", "render_mode"],
     "--capture-video --env-id faulty:NoRenderModes-v0": ["--capture-video", "rgb_array"],
     "--runs-dir some_file": ["--runs-dir some_file"],

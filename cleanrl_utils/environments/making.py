@@ -222,6 +222,10 @@ def require_spaces(
 ) -> None:
     """require_actions, for scripts that make one vector of each observation."""
     warn_of_flattened_images(envs, env_id)
+    sized = envs.single_observation_space.shape is not None  # not a Sequence, Graph or OneOf
+    require(
+        sized, f"--env-id {env_id} has observations of no fixed size, this script needs vectors"
+    )
     require_actions(envs, env_id, actions, instead, bounded)
 
 
