@@ -86,6 +86,13 @@ def test_a_seed_counts_once_and_the_newest_run_of_it_does(capsys: pytest.Capture
     assert "note: ppo on CartPole-v1: 2 earlier runs of the same seed and settings" in printed
 
 
+def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 1, 100.0)
+    with pytest.raises(SystemExit) as stop:
+        show(capsys, "runs", "rums")
+    assert stop.value.code == 2 and capsys.readouterr().err == "error: rums: no such folder\n"
+
+
 def test_a_command_can_be_typed_again(tmp_path: Path) -> None:
     words = ["my.py", "--exp-name", "my try", "--runs-dir", "a b", "--seed", "2", "--runs_dir=c"]
     more = {"command": words, "script_path": "mine/my.py"}
@@ -190,7 +197,7 @@ def test_the_command_line() -> None:
     command = [sys.executable, "-m", "cleanrl_utils.results"]
     for flags, message in [
         ("show", "show needs a folder, e.g. runs"),
-        ("show nowhere", "nowhere: no run found"),
+        ("show nowhere", "nowhere: no such folder"),
         ("draw runs", "draw"),
     ]:
         done = subprocess.run([*command, *flags.split()], capture_output=True, text=True)
