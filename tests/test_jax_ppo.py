@@ -1,6 +1,8 @@
 """PPO in JAX: it is the PPO of ppo.py, and many agents at once are as good as one."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import torch
-from conftest import Killed
+from conftest import ROOT, Killed
 from flax import struct
 from gymnax.environments import environment, spaces
 
@@ -317,6 +319,18 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at) 
     for one in (first, second):
         record = json.loads((one / "run.json").read_text())
         assert [change["to"] for change in record["lengthened"]] == [5120]
+
+
+def test_seeds_together_are_tracked_as_runs_of_their_own(tmp_path: Path, capfd) -> None:
+    flags = ["--num-seeds", "2", "--total-timesteps", "1024", "--track"]
+    words = [sys.executable, str(ROOT / "cleanrl" / "ppo_jax.py"), *flags]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("runs/*/wandb/offline-run-*/*.wandb"))) == 2
+    assert len(list(tmp_path.glob("runs/*/finished.json"))) == 2
+    with pytest.raises(SystemExit):
+        ppo_jax.Args(num_seeds=17, track=True)
+    assert "--num-seeds must be at most 16 with --track, got 17" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("script", [ppo_jax, isaacgym])

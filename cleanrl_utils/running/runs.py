@@ -48,6 +48,9 @@ class RunsArgs(RunArgs):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(not self.env_kwargs, "--env-kwargs: environments written in JAX take no arguments")
+        few = self.num_seeds <= MAX_SEEDS_WITH_TENSORBOARD
+        most = f"at most {MAX_SEEDS_WITH_TENSORBOARD} with --track"
+        require(few or not self.track, f"--num-seeds must be {most}, got {self.num_seeds}")
 
 
 class Runs(Run):
