@@ -79,6 +79,7 @@ class Args(TorchArgs):
     record_video_step_frequency: Count = 1464
     """with --capture-video, record a video every this many steps of an environment"""
 
+    # differs from ppo_continuous_action.py: environments without arguments
     def __post_init__(self) -> None:
         super().__post_init__()
         least = 4 if self.num_envs == 1 else 2  # so that at least two steps are not resets
@@ -90,6 +91,7 @@ class Args(TorchArgs):
         divides = self.batch_size % self.num_minibatches == 0
         require(divides, f"--num-minibatches must divide {batch}")
         require(self.num_iterations > 0, f"--total-timesteps must be at least {batch}")
+        require(not self.env_kwargs, "--env-kwargs: Isaac Gym's environments take no arguments")
 
 
 # differs from ppo_continuous_action.py: Brax's environment, for evaluation

@@ -185,6 +185,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command resumes the runs", file=sys.stderr)
         return 130
+    except OSError as error:  # the disk is full
+        reason = f"{error.filename or all_jobs[0].home.parent}: {error.strerror or error}"
+        print(f"error: {reason}; the same command resumes the runs", file=sys.stderr)
+        return 1
     return report(all_jobs, failed)
 
 

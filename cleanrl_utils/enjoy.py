@@ -161,8 +161,11 @@ def enjoy(args: EnjoyArgs) -> list[float]:
     path = model.path
     script = choose_script(model, args)
     env_id = args.env_id
+    trained_on = metadata(path).get("args", {}).get("env_id", env_id)
+    other = f"--env-id {env_id}: {path} was trained on {trained_on} and plays only that"
+    require(env_id in (trained_on, EnjoyArgs.env_id), other)
     if model.own:  # the user chose the environment when training
-        env_id = metadata(path).get("args", {}).get("env_id", env_id)
+        env_id = trained_on
     agent, settings, module = evaluation.load_model(
         path, script, env_id=env_id, exp_name=args.exp_name
     )

@@ -127,10 +127,10 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
     data = ModelCardData(
         library_name="cleanrl", tags=tags, model_name=exp_name, eval_results=[result]
     )
-    script = reproduce.script_path(record)
+    script = run_folder.recorded_script(record)
     uncommitted = record.get("script_tracked") is False
     words = ["python", f"{record['script']}.py" if uncommitted else script]
-    words += reproduce.drop(record["command"][1:], PRIVATE)
+    words += run_folder.drop_flags(record["command"][1:], PRIVATE)
     made_by = f"{words[1]}{at_commit(record)}"
     rows = "\n".join(f"| {key} | {cell(value)} |" for key, value in settings.items())
     video_link = "\n[Video of an episode](replay.mp4)\n" if video else ""

@@ -86,17 +86,32 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
     lines += ["# The packages that the run used; changes nothing if they are the pinned ones."]
     lines += [f"{pip} {' '.join(pins)}"] if pins else []
 
-    script = script_path(record)
+    script = folder.recorded_script(record)
     copy = folder.script_path(run, record["script"]) if run else None
     if copy and copy.is_file() and record.get("script_tracked") is False:
         lines.append("# The script was not committed: use the copy in the run's folder.")
         script = str(copy.resolve())
+    lines += changed_by_resume(record)
     words = [".venv-reproduce/bin/python", script]
-    words += flags(record["args"]) if all_flags else drop(record["command"][1:], PER_RUN)
+    words += (
+        flags(record["args"]) if all_flags else folder.drop_flags(record["command"][1:], PER_RUN)
+    )
     kept = record.get("tags")
     tags = ",".join(map(str, kept)) if isinstance(kept, list) else ""
     variables = f"WANDB_TAGS={shlex.quote(tags)} " if tags else ""
     return [*lines, variables + shlex.join(words)]
+
+
+def changed_by_resume(record: dict[str, Any]) -> list[str]:
+    """Comments about what --resume changed, which one command cannot repeat."""
+    lines = []
+    for change in folder.changes_of(record, "lengthened"):
+        old, new, step = (comment(str(change.get(key))) for key in ("from", "to", "at_step"))
+        lines.append(f"# --resume lengthened the run from {old} to {new} steps at step {step}.")
+    for change in folder.changes_of(record, "edited"):
+        step = comment(str(change.get("at_step")))
+        lines.append(f"# --resume continued the run at step {step} with other code.")
+    return [*lines, "# One command cannot repeat this."] if lines else []
 
 
 def describe(hardware: dict[str, Any]) -> str:
@@ -107,28 +122,6 @@ def describe(hardware: dict[str, Any]) -> str:
 def comment(text: str) -> str:
     """Text without line breaks, so that it stays within its comment."""
     return " ".join(text.split())
-
-
-def script_path(record: dict[str, Any]) -> str:
-    """The path of the script in the repository, wherever it was called from."""
-    path = Path(str(record.get("script_path") or f"cleanrl/{record['script']}.py"))
-    outside = path.is_absolute() or ".." in path.parts
-    return f"cleanrl/{path.name}" if outside and path.parent.name == "cleanrl" else str(path)
-
-
-def drop(words: list[str], names: set[str]) -> list[str]:
-    """The words of a command line without some flags and their values."""
-    kept = []
-    skip = False
-    for word in words:
-        if re.match(r"--\w", word):
-            name, equals, _ = word.removeprefix("--").partition("=")
-            skip = name.replace("-", "_") in names
-            if skip and equals:
-                continue
-        if not skip:
-            kept.append(word)
-    return kept
 
 
 def flags(args: dict[str, Any]) -> list[str]:

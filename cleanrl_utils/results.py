@@ -62,6 +62,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{args.output}: {len(data):,} rows")
         return
     require(bool(args.where), f"{args.action} needs a folder, e.g. runs")
+    for place in args.where:
+        require(Path(place).is_dir(), f"{place}: no such folder")
     if args.action == "add":
         names = add(list(args.where), replace=args.replace)
         print(f"{len(names)} runs added to {COMMITTED.parent.name}/{COMMITTED.name}")

@@ -40,6 +40,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from cleanrl_utils.analysis.grouping import count
 from cleanrl_utils.analysis.stats import mean_and_std
 from cleanrl_utils.analysis.study import AnyTrial, open_study, study_page, without_password
@@ -63,6 +65,8 @@ AGGREGATIONS: dict[str, Callable] = {
 POLL = 0.1  # seconds between two readings of the runs' metrics
 GIVE_UP = 3  # stop if the first trials all fail: the call itself must be wrong
 HIDDEN = ".tuner"  # folder of all studies, in the folder of runs
+OWN = {"seed", "env_id", "runs_dir", "resume"}  # settings that the tuner itself gives every run
+SCORED = "scored"  # key in the study of what its scores are
 FRESH = "fresh_seeds"  # key of the scores on fresh seeds in the study
 
 
@@ -115,6 +119,17 @@ class Tuner:
             "Tuner: several tasks need target_scores like [low, high], to be comparable",
         )
         self.script = script
+        self.scored = {
+            "script": Path(script).name,
+            "metric": metric,
+            "direction": direction,
+            "aggregation_type": aggregation_type,
+            "metric_last_n_average_window": metric_last_n_average_window,
+            "target_scores": {
+                env_id: None if target is None else [float(end) for end in target]
+                for env_id, target in target_scores.items()
+            },
+        }
         self.metric = metric
         self.target_scores = dict(target_scores)
         self.params_fn = params_fn
@@ -145,6 +160,7 @@ class Tuner:
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
         require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
+        self.check_scores()
         self.requeue_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are already done" if done else ""
@@ -181,6 +197,15 @@ class Tuner:
             raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
         self.conclude(num_seeds, fresh_seeds)
         return self.study
+
+    def check_scores(self) -> None:
+        """Stop if the earlier trials of the study were scored in another way."""
+        direction = self.study.direction.name.lower()
+        earlier = {**self.study.user_attrs.get(SCORED, {}), "direction": direction}
+        for name, value in self.scored.items():
+            differs = f"has {name} {earlier.get(name)}, this call {value}: use another study_name"
+            require(earlier.get(name, value) == value, f"Tuner: study {self.study_name} {differs}")
+        self.study.set_user_attr(SCORED, self.scored)
 
     def counted(self, *more: TrialState) -> list[FrozenTrial]:
         """The trials that count towards num_trials: not those that failed."""
@@ -236,6 +261,10 @@ class Tuner:
     def objective(self, trial: Trial, num_seeds: int) -> Generator[None, None, float]:
         """Run a trial and return its score; yields while a run trains."""
         params = dict(self.params_fn(AnyTrial(trial)))
+        for name, value in params.items():
+            own = f"Tuner: params_fn sets {name}, which the tuner itself sets for every run"
+            require(name.replace("-", "_") not in OWN, own)
+            params[name] = value.item() if isinstance(value, np.generic) else value
         trial.set_user_attr("params", params)
         trial.set_user_attr("steps", 0)
         trial.set_user_attr("seeds", num_seeds)

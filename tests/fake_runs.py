@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ def make_run(
     losses: int = 50,
     name: str = "",
     code: str = "",
+    more: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
     """Write the folder of an artificial run whose final return is about `level`."""
@@ -40,6 +41,7 @@ def make_run(
     }
     if code:
         record["code"] = code
+    record |= more or {}
     (folder / "run.json").write_text(json.dumps(record))
     if finished:
         (folder / "finished.json").write_text("{}")

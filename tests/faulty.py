@@ -96,6 +96,21 @@ class NoReward(Odd):
         return obs, None, *rest
 
 
+class OwnEpisode(Odd):
+    def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
+        return obs, reward, True, False, {"episode": 3}
+
+
+def with_statistics(**arguments: Any) -> gym.Env:
+    return gym.wrappers.RecordEpisodeStatistics(CartPoleEnv(**arguments))
+
+
+class NoSize(CartPoleEnv):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.observation_space = gym.spaces.Sequence(gym.spaces.Discrete(2))
+
+
 class Dies(Odd):
     def spoil(self, obs: np.ndarray, reward: float, *rest: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -133,9 +148,22 @@ class OldSeed(CartPoleEnv):
         return super().reset()[0]
 
 
-for cls in (Raises, NotFinite, NotFiniteReward, WrongShape, NoReward, Dies, FailsToReset):
+class NoPictures(CartPoleEnv):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class NoRenderModes(CartPoleEnv):
+    metadata: dict[str, Any] = {}
+
+
+gym.register("WithStatistics-v0", with_statistics)
+gym.register("NoSize-v0", NoSize)
+gym.register("NoPictures-v0", NoPictures)
+gym.register("NoRenderModes-v0", NoRenderModes)
+for cls in (Raises, NotFinite, NotFiniteReward, WrongShape, NoReward, OwnEpisode, Dies):
     gym.register(f"{cls.__name__}-v0", cls, max_episode_steps=500)
-for cls in (OldStep, OldReset, OldSeed):
+for cls in (FailsToReset, OldStep, OldReset, OldSeed):
     gym.register(f"{cls.__name__}-v0", cls, max_episode_steps=500)
 gym.register("NotFinitePendulum-v0", NotFinitePendulum, max_episode_steps=200)
 gym.register("NoLevel-v0", NoLevel)

@@ -279,3 +279,21 @@ def test_what_shows_no_pictures_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput) as error:
         Grayscale(gym.make("CartPole-v1"))
     assert "--env-id CartPole-v1" in error.value.message and "images" in error.value.message
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(0, 255, (20, 20, 1), np.uint8),
+        gym.spaces.Box(0, 255, (3, 20, 20), np.uint8),
+        gym.spaces.Box(0, 1, (20, 20, 3), np.float32),
+    ],
+)
+def test_images_that_are_not_rgb_are_one_line(space: gym.Space, capsys) -> None:
+    env = gym.Env()
+    env.observation_space = space
+    with pytest.raises(SystemExit) as stop:
+        Grayscale(env)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    assert "needs Box(0, 255, (height, width, 3), uint8)" in said

@@ -1,5 +1,6 @@
 """The benchmark tool on real runs: failures, retries, missing runs, and each backend."""
 
+import errno
 import json
 import os
 import shlex
@@ -116,6 +117,36 @@ def test_workers_0_prints_the_commands_seed_by_seed(capsys: pytest.CaptureFixtur
     assert lines[0][:2] == [sys.executable, f"{ROOT}/cleanrl/ppo.py"]
 
 
+def test_an_environment_that_is_named_twice_counts_once(capsys: pytest.CaptureFixture) -> None:
+    words = ["--env-ids", "CartPole-v1", "CartPole-v1", "--num-seeds", "1"]
+    assert benchmark.main(words) == 0
+    assert capsys.readouterr().out.count("--env-id CartPole-v1") == 1
+    with pytest.raises(SystemExit):
+        benchmark.main(["--env-ids", "CartPole-v1", "--env-ids", "Acrobot-v1"])
+    assert "--env-ids is given twice" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    command = f"python {ROOT}/cleanrl/ppo.py --runs-dir {tmp_path}/file"
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(["--command", command, "--workers", "1"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
+    assert f"{tmp_path}/file" in said
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(jobs.run_folder, "write_json", is_full)
+    words = ["--command", f"{PPO} --runs-dir {tmp_path}", "--num-seeds", "1", "--workers", "1"]
+    assert benchmark.main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path}/.benchmark: No space left") and "resumes" in said
+
+
 def test_a_job_is_its_command_environment_and_seed(tmp_path: Path) -> None:
     one = Job(Command(f"poetry run {PPO}"), "CartPole-v1", 1)
     assert one.home == Job(Command(PPO), "CartPole-v1", 1).home, (
@@ -134,6 +165,7 @@ def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
         ["--wokers", "2"],
         ["--command", "python 'x"],
         ["--command", "no-such-program"],
+        ["--command", "python cleanrl/ppo.py --resume runs/x"],
         ["--index", "99"],
         ["--index", "-1"],
         ["--index", "²"],

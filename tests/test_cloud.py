@@ -104,6 +104,13 @@ def test_a_command_that_cannot_be_read_is_one_line(capfd: pytest.CaptureFixture)
         assert said.startswith("error: --command") and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--num-hours", "--num-memory", "--num-vcpu", "--attempts"])
+def test_resources_of_nothing_are_refused(flag: str, capfd: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        submit_exp.main([*BATCH, flag, "0"])
+    assert stop.value.code == 2 and capfd.readouterr().err.startswith(f"error: {flag} must be ")
+
+
 def test_a_dry_run_needs_neither_account_nor_boto3(tmp_path: Path) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError('not here')")
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "WANDB_API_KEY": KEY}

@@ -46,6 +46,7 @@ FAULTS = {
     "NotFiniteReward": "NaN or infinite",
     "WrongShape": "(3,)",
     "NoReward": "None",
+    "OwnEpisode": 'its info has the key "episode"',
 }
 
 

@@ -1,8 +1,11 @@
 """PPO in JAX: it is the PPO of ppo.py, and many agents at once are as good as one."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +16,13 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import torch
-from conftest import Killed
+from conftest import ROOT, Killed
 from flax import struct
 from gymnax.environments import environment, spaces
 
 from cleanrl import ppo, ppo_continuous_action, ppo_jax
 from cleanrl import ppo_continuous_action_brax_jax as brax_jax
+from cleanrl import ppo_continuous_action_isaacgym as isaacgym
 from cleanrl_utils.environments.jax_envs import Gymnax, Step, advance, begin
 from cleanrl_utils.running.evaluation import load_model
 from cleanrl_utils.running.runs import segment_length
@@ -310,6 +314,38 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at) 
         model = "ppo_jax.cleanrl_model"
         assert (one / model).read_bytes() == (other / model).read_bytes()
         assert (one / "finished.json").exists()
+
+    train("ppo_jax", f"--resume {first} --total-timesteps 5120")
+    for one in (first, second):
+        record = json.loads((one / "run.json").read_text())
+        assert [change["to"] for change in record["lengthened"]] == [5120]
+
+
+def test_seeds_together_are_tracked_as_runs_of_their_own(tmp_path: Path, capfd) -> None:
+    flags = ["--num-seeds", "2", "--total-timesteps", "1024", "--track"]
+    words = [sys.executable, str(ROOT / "cleanrl" / "ppo_jax.py"), *flags]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("runs/*/wandb/offline-run-*/*.wandb"))) == 2
+    assert len(list(tmp_path.glob("runs/*/finished.json"))) == 2
+    with pytest.raises(SystemExit):
+        ppo_jax.Args(num_seeds=17, track=True)
+    assert "--num-seeds must be at most 16 with --track, got 17" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("script", [ppo_jax, isaacgym])
+def test_arguments_that_no_environment_takes_are_refused(script: Any, capfd) -> None:
+    with pytest.raises(SystemExit) as stop:
+        script.Args(env_kwargs=["gravity=1"])
+    assert stop.value.code == 2 and "error: --env-kwargs: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [0, -2])
+def test_there_is_at_least_one_seed(number: int, capfd) -> None:
+    with pytest.raises(SystemExit) as stop:
+        ppo_jax.Args(num_seeds=number)
+    assert stop.value.code == 2
+    assert f"--num-seeds must be at least 1, got {number}" in capfd.readouterr().err
 
 
 def test_the_last_of_several_seeds_is_one_that_all_streams_take(train, capfd) -> None:

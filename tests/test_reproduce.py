@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cleanrl_utils import reproduce
+from cleanrl_utils.running import folder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,7 +50,7 @@ def test_what_cannot_be_repeated_is_said(tmp_path: Path) -> None:
     record["git"] = {"commit": "abc", "dirty": True}
     assert "not committed" in "\n".join(reproduce.commands(record))
     words = ["--a", "1", "--runs_dir", "x", "--resume=y", "--b=-2"]
-    assert reproduce.drop(words, reproduce.PER_RUN) == ["--a", "1", "--b=-2"]
+    assert folder.drop_flags(words, reproduce.PER_RUN) == ["--a", "1", "--b=-2"]
     with pytest.raises(SystemExit) as stop:
         reproduce.main([str(tmp_path)])
     assert stop.value.code == 2

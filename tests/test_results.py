@@ -86,6 +86,33 @@ def test_a_seed_counts_once_and_the_newest_run_of_it_does(capsys: pytest.Capture
     assert "note: ppo on CartPole-v1: 2 earlier runs of the same seed and settings" in printed
 
 
+def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 1, 100.0)
+    with pytest.raises(SystemExit) as stop:
+        show(capsys, "runs", "rums")
+    assert stop.value.code == 2 and capsys.readouterr().err == "error: rums: no such folder\n"
+
+
+def test_a_command_can_be_typed_again(tmp_path: Path) -> None:
+    words = ["my.py", "--exp-name", "my try", "--runs-dir", "a b", "--seed", "2", "--runs_dir=c"]
+    more = {"command": words, "script_path": "mine/my.py"}
+    make_run(Path("runs"), 1, 100.0, more=more)
+    (run,) = results.find_runs("runs")
+    assert results.command(run.record) == "python mine/my.py --exp-name 'my try' --seed 2"
+
+
+LONGER = {"lengthened": [{"at_step": 5_000, "from": 5_000, "to": 10_000}]}
+
+
+def test_a_lengthened_run_is_no_seed_of_the_ordinary_ones(capsys: pytest.CaptureFixture) -> None:
+    for seed in (1, 2, 3):
+        more = LONGER if seed == 3 else {}
+        make_run(Path("runs"), seed, 100.0, total_timesteps=10_000, more=more)
+    printed = show(capsys)
+    assert [row[4] for row in cells(printed)] == ["2", "1"]
+    assert "lengthened unset" in printed and "lengthened 5000-to-10000-at-5000" in printed
+
+
 def test_unfinished_runs_and_other_code_are_said(capsys: pytest.CaptureFixture) -> None:
     make_run(Path("runs"), 1, 100.0, code="1111")
     make_run(Path("runs"), 2, 100.0, code="2222")
@@ -170,7 +197,7 @@ def test_the_command_line() -> None:
     command = [sys.executable, "-m", "cleanrl_utils.results"]
     for flags, message in [
         ("show", "show needs a folder, e.g. runs"),
-        ("show nowhere", "nowhere: no run found"),
+        ("show nowhere", "nowhere: no such folder"),
         ("draw runs", "draw"),
     ]:
         done = subprocess.run([*command, *flags.split()], capture_output=True, text=True)

@@ -390,6 +390,21 @@ def test_runs_with_different_settings_are_no_set(
     assert "| --total-timesteps | 20000 | 40000 |" in printed
 
 
+def test_a_set_can_be_of_runs_that_were_not_lengthened(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    longer = {"lengthened": [{"at_step": 5_000, "from": 5_000, "to": 10_000}]}
+    for seed in (1, 2, 3):
+        make_run(own_folder, seed, 100.0 if seed < 3 else 50.0, more=longer if seed == 3 else {})
+    with pytest.raises(SystemExit):
+        rlops.main([])
+    assert "choose with --where lengthened=unset" in capsys.readouterr().err
+    assert rlops.main(["--where", "lengthened=unset"]) == 0
+    assert "(2)" in capsys.readouterr().out
+    assert rlops.main(["--split-by", "lengthened"]) == 0
+    assert "lengthened=5000-to-10000-at-5000 | lengthened=unset" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

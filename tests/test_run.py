@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import ROOT, Killed
 
-from cleanrl_utils import results
+from cleanrl_utils import reproduce, results
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running import checkpoint, rng
 from cleanrl_utils.running.run import Run
@@ -42,6 +42,8 @@ def run_ppo(*flags: str, cwd: Path) -> subprocess.CompletedProcess:
         (["--capture_video"], "capture_video", True),
         (["--capture-video", "True"], "capture_video", True),
         (["--seed", "1e3"], "seed", 1000),
+        (["--checkpoints", "1e2"], "checkpoints", 100),
+        (["--checkpoints", "None"], "checkpoints", None),
         (["--seed", "4294967295"], "seed", 2**32 - 1),
         (["--wandb_project_name=x"], "wandb_project_name", "x"),
     ],
@@ -74,6 +76,8 @@ BAD_INPUT = {
     "--seed 4294967296": ["--seed", "below 4294967296"],
     "--seed 99999999999999999999": ["--seed", "below 4294967296", "99999999999999999999"],
     "--cuda perhaps": ["--cuda", "perhaps"],
+    "--checkpoints 1.5": ["--checkpoints takes a whole number, not 1.5"],
+    "--target-kl x": ["--target-kl takes a number, not x"],
     "--num-envs foo": ["--num-envs", "foo", "whole number"],
     "--num-envs 1.5": ["--num-envs", "1.5", "whole number"],
     "--learning-rate x": ["--learning-rate", "x"],
@@ -82,6 +86,12 @@ BAD_INPUT = {
     "--gamma 2": ["--gamma", "from 0 to 1"],
     "--clip-coef -0.1": ["--clip-coef", "at least 0"],
     "--exp-name a/b": ["--exp-name", "/"],
+    "--env-kwargs max_episode_steps=0": ["--env-kwargs", "max_episode_steps", "positive"],
+    "--env-kwargs gravity=1 --env-kwargs length=2": ["--env-kwargs is given twice"],
+    "--env-id faulty:WithStatistics-v0": ["--env-id", "leave out that wrapper"],
+    "--env-id faulty:NoSize-v0": ["--env-id", "no fixed size"],
+    "--capture-video --env-id faulty:NoPictures-v0": ["--capture-video", "render_mode"],
+    "--capture-video --env-id faulty:NoRenderModes-v0": ["--capture-video", "rgb_array"],
     "--runs-dir some_file": ["--runs-dir some_file"],
     "--resume nowhere": ["--resume nowhere"],
     **{f"--resume {name}": [f"--resume {name}: not the folder of a run"] for name in NO_RECORDS},
@@ -239,6 +249,57 @@ def test_a_loss_that_is_not_finite_stops_the_run(script: str, train, capfd) -> N
         train(script, flags)
     line = capfd.readouterr().err.strip().splitlines()[-1]
     assert stop.value.code == 1 and line.startswith("error: losses/") and "at step" in line
+
+
+EDITED = """
+import sys
+import numpy as np
+from cleanrl import ppo
+
+class Args(ppo.Args):
+    pass
+
+args = ppo.parse_args(Args, sys.argv[2:])
+run = ppo.Run(args, ppo.make_env)
+for iteration in range(run.resume(4, state=np.zeros(1)), int(sys.argv[1])):
+    run.log({"charts/learning_rate": 0.1}, 10 * (iteration + 1))
+    run.checkpoint(iteration + 1)
+if int(sys.argv[1]) == 4:
+    run.finish(None)
+"""
+
+
+def test_a_run_that_is_resumed_with_edited_code_says_so(tmp_path: Path) -> None:
+    def run(text: str, *words: str) -> str:
+        (tmp_path / "mine.py").write_text(text)
+        command = [sys.executable, "mine.py", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    run(EDITED, "2")
+    (folder,) = tmp_path.glob("runs/*")
+    assert "note:" not in run(f"# a comment\n{EDITED}", "3", "--resume", f"{folder}")
+    said = run(EDITED.replace("0.1", "0.2"), "4", "--resume", f"{folder}")
+    assert "note: the code has changed; from step 30 on" in said
+    record = json.loads((folder / "run.json").read_text())
+    (edit,) = record["edited"]
+    assert edit["at_step"] == 30 and edit["code"] != record["code"]
+    assert "0.1" in (folder / "mine_until_30.py").read_text()
+    assert "0.2" in (folder / "mine.py").read_text()
+    (summary,) = [results.summary(run) for run in results.find_runs(folder)]
+    assert summary["code"] == f"{record['code'][:12]}+{edit['code'][:12]}"
+    lines = reproduce.commands(record, run=folder)
+    assert "# --resume continued the run at step 30 with other code." in lines
+
+
+def test_runs_on_an_edited_environment_are_of_other_code(train) -> None:
+    text = "import gymnasium as gym\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"
+    text += "gym.register('OwnPole-v0', CartPoleEnv, max_episode_steps=500)\n"
+    for line in ("", "SIZE = 2\n"):
+        Path("own_pole.py").write_text(text + line)
+        train("ppo", "--env-id own_pole:OwnPole-v0 --total-timesteps 512 --checkpoints 0")
+    assert len({results.summary(run)["code"] for run in results.find_runs("runs")}) == 2
 
 
 def test_two_runs_in_one_second_have_their_own_folders(train, monkeypatch) -> None:
@@ -475,6 +536,9 @@ def test_enjoy_plays_a_run(train, capsys) -> None:
     assert "over 3 episodes" in out and "±" not in out and list(Path("videos").rglob("*.mp4"))
     with pytest.raises(BadInput):
         enjoy(EnjoyArgs(exp_name="ppo", env_id="Acrobot-v1"))
+    with pytest.raises(BadInput, match="2"):
+        enjoy(EnjoyArgs(run=str(done.folder), env_id="Acrobot-v1"))
+    assert "was trained on CartPole-v1 and plays only that" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["dqn", "td3_continuous_action"])

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 optuna = pytest.importorskip("optuna")
@@ -290,6 +291,48 @@ def test_what_cannot_be_used_is_one_line_before_any_trial(
     assert stop.value.code == 2 and said.count("\n") == 1 and "cret" not in said
     assert said.startswith("error: Tuner: ") and message in said
     assert not (tmp_path / "runs").exists()
+
+
+def scores_one(*_: Any) -> Generator[None, None, float]:
+    yield
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"direction": "minimize"}, "has direction maximize, this call minimize"),
+        ({"target_scores": {"A-v0": [0, 2]}}, "has target_scores {'A-v0': [0.0, 1.0]}, this call"),
+        ({"metric": "eval/mean_return"}, "has metric charts/episodic_return, this call eval/"),
+    ],
+)
+def test_a_study_with_other_scores_is_not_continued(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(Tuner, "objective", scores_one)
+    monkeypatch.setattr(Tuner, "conclude", lambda *numbers: None)
+    settings: dict[str, Any] = {"target_scores": {"A-v0": [0, 1]}}
+    make_tuner(dict, **settings).tune(num_trials=1, num_seeds=1)
+    make_tuner(dict, **settings).tune(num_trials=2, num_seeds=1)
+    with pytest.raises(SystemExit) as stop:
+        make_tuner(dict, **settings | changes).tune(num_trials=3, num_seeds=1)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and message in said
+
+
+def test_settings_that_the_tuner_sets_itself_are_refused(capsys: pytest.CaptureFixture) -> None:
+    for name in ("seed", "env-id", "runs_dir"):
+        with pytest.raises(SystemExit) as stop:
+            make_tuner(lambda trial, name=name: {name: 1}).tune(num_trials=1, num_seeds=1)
+        assert stop.value.code == 2
+        assert f"error: Tuner: params_fn sets {name}, " in capsys.readouterr().err
+
+
+def test_numbers_of_numpy_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "one_run", scores_one)
+    params = {"num-envs": np.int64(4), "learning-rate": np.float32(0.5)}
+    study = make_tuner(lambda trial: params).tune(1, 1, 0)
+    assert study.trials[0].user_attrs["params"] == {"num-envs": 4, "learning-rate": 0.5}
 
 
 def test_the_password_of_a_storage_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

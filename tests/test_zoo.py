@@ -29,7 +29,7 @@ def test_a_run_is_added_listed_and_played_by_name(
     monkeypatch.setattr(
         "cleanrl_utils.enjoy.find_kept", lambda name: kept_models.find_kept(name, where)
     )
-    played = enjoy(EnjoyArgs(path="ppo__CartPole-v1", eval_episodes=2, env_id="unused"))
+    played = enjoy(EnjoyArgs(path="ppo__CartPole-v1", eval_episodes=2))
     assert len(played) == 2
     zoo.add(run, where)  # replaces
     assert len(kept_models.read_zoo(where)) == 1

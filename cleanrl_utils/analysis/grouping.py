@@ -9,13 +9,15 @@ import shlex
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.settings import FREE_TO_CHANGE, flag
 
 # Name, task and seed of a run; --num-seeds is the number of runs that were trained together.
 IDENTITY = {"exp_name", "env_id", "seed", "num_seeds"}
 RESTARTS = "environment_restarts"  # checkpoints matter only if they restart environments
 NOT_COMPARED = FREE_TO_CHANGE | IDENTITY | {"checkpoints"}
-NOT_FLAGS = {"script", "steps", RESTARTS}
+LENGTHENED = "lengthened"  # its schedules are not those of a run of its final length
+NOT_FLAGS = {"script", "steps", RESTARTS, LENGTHENED}
 
 Settings = Mapping[str, str]
 
@@ -46,6 +48,10 @@ def record_settings(record: Mapping[str, Any], summary: Mapping[str, Any]) -> di
     settings = {"script": record["script"], **compared_settings(record["args"])}
     if RESTARTS in summary:
         settings[RESTARTS] = as_text(summary[RESTARTS])
+    longer = run_folder.changes_of(dict(record), LENGTHENED)
+    if longer:
+        texts = [f"{x.get('from')}-to-{x.get('to')}-at-{x.get('at_step')}" for x in longer]
+        settings[LENGTHENED] = ",".join(texts)
     return settings
 
 
@@ -67,9 +73,9 @@ def command_settings(command: str, script: str, steps: int) -> dict[str, str]:
 
 def code_version(record: Mapping[str, Any]) -> str:
     """The hash of a run's sources, or else its commit, with * if files were changed."""
-    code = record.get("code")
-    if code:
-        return str(code)[:12]
+    codes = run_folder.codes_of(dict(record))
+    if codes:
+        return "+".join(code[:12] for code in codes)
     git = record.get("git", {})
     return git.get("commit", "")[:12] + "*" * bool(git.get("dirty"))
 

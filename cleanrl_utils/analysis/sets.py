@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cleanrl_utils.analysis import grouping, sources
-from cleanrl_utils.analysis.grouping import count, flag_name
+from cleanrl_utils.analysis.grouping import ABSENT, count, flag_name
 from cleanrl_utils.analysis.sources import OneRun
 from cleanrl_utils.analysis.tables import RETURN
 from cleanrl_utils.errors import BadInput, require
@@ -145,14 +145,14 @@ def filter_by_settings(runs: list[OneRun], where: Sequence[str]) -> list[OneRun]
         values = values_of(runs, name, "--where")
         text = grouping.as_text(value)
         require(text in values, f"--where {word}: no such run; runs have {', '.join(values)}")
-        runs = [run for run in runs if run.settings.get(name) == text]
+        runs = [run for run in runs if run.settings.get(name, ABSENT) == text]
     return runs
 
 
 def values_of(runs: list[OneRun], name: str, used_in: str) -> tuple[str, ...]:
     """All values of a setting; an error if no run has it, which names the flag `used_in`."""
-    values = {run.settings[name] for run in runs if name in run.settings}
-    if not values:
+    values = {run.settings.get(name, ABSENT) for run in runs}
+    if values <= {ABSENT}:
         raise BadInput(f"{used_in} {name.replace('_', '-')}: no run has this setting")
     return tuple(grouping.in_order(values))
 
@@ -168,7 +168,9 @@ def belongs(run: OneRun, choice: Sequence[str | None], split: Sequence[str]) -> 
         alike = commit[: len(run.commit)] == run.commit[: len(commit)]
         if not run.commit or not alike:
             return False
-    return all(run.settings.get(key) == value for key, value in zip(split, values, strict=True))
+    return all(
+        run.settings.get(key, ABSENT) == value for key, value in zip(split, values, strict=True)
+    )
 
 
 def label_of(
@@ -216,7 +218,7 @@ def check_same_settings(runs: list[OneRun], name: str) -> None:
         by_settings.setdefault(grouping.settings_key(run.settings), []).append(run)
     largest = max(by_settings.values(), key=len)[0].settings
     flags = {n: n.replace("_", "-") for n in different}
-    where = " ".join(f"{flags[n]}={largest[n]}" for n in different if n in largest)
+    where = " ".join(f"{flags[n]}={largest.get(n, ABSENT)}" for n in different)
     raise BadInput(
         f"{name}: {len(runs)} runs with different settings are not one set ({alternatives});"
         f" choose with --where {where}, or compare them with --split-by {' '.join(flags.values())}"

@@ -1,7 +1,7 @@
 """Tables of runs: find runs, read their metrics, summarise each, and average over seeds."""
 
 import os
-import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -122,8 +122,8 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
 
 def command(record: dict[str, Any]) -> str:
     """The command of a run, without --runs-dir."""
-    words = " ".join(["python", f"cleanrl/{record['script']}.py", *record["command"][1:]])
-    return re.sub(r" --runs[-_]dir[ =]\S+", "", words)
+    flags = run_folder.drop_flags(record["command"][1:], {"runs_dir"})
+    return shlex.join(["python", run_folder.recorded_script(record), *flags])
 
 
 def best_window(returns: np.ndarray) -> float:

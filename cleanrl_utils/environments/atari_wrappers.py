@@ -21,7 +21,7 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-from cleanrl_utils.errors import require
+from cleanrl_utils.errors import BadInput, require
 
 NOOP, FIRE = 0, 1
 Frame = np.ndarray
@@ -162,7 +162,7 @@ class FireReset(gym.Wrapper):
 
 
 class Grayscale(gym.wrappers.GrayscaleObservation):
-    """Gymnasium's wrapper, for environments other than ALE's; stops if there are no images."""
+    """Gymnasium's wrapper, for environments other than ALE's; stops if there are no RGB images."""
 
     def __init__(self, env: gym.Env):
         env_id = getattr(env.spec, "id", env.unwrapped)
@@ -170,7 +170,11 @@ class Grayscale(gym.wrappers.GrayscaleObservation):
         several = isinstance(env.observation_space, gym.spaces.Dict | gym.spaces.Tuple)
         instead = "ppo_multi_input.py" if several else "ppo.py or dqn.py"
         require(has_images, f"--env-id {env_id}: has no images: use {instead}")
-        super().__init__(env)
+        try:
+            super().__init__(env)
+        except AssertionError:
+            found = f"--env-id {env_id}: has images {env.observation_space}"
+            raise BadInput(f"{found}, needs Box(0, 255, (height, width, 3), uint8)") from None
 
 
 class ClipReward(gym.RewardWrapper):

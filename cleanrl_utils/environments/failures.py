@@ -59,6 +59,14 @@ def check_outcome(outcome: Any) -> str:
     return ""
 
 
+def check_statistics(error: BaseException) -> str:
+    """Whether an environment sets what Gymnasium's RecordEpisodeStatistics wants to set."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, AssertionError) and "_stats_key not in info" in (frames[-1].line or ""):
+        return 'its info has the key "episode", which RecordEpisodeStatistics of the script sets'
+    return ""
+
+
 def check_observation(obs: Any, space: gym.Space) -> str:
     """Why an observation is not in its space; empty if it is, or if the space has no shape."""
     if space.shape is None:

@@ -29,6 +29,7 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
     register_family(env_id)
     if ":" in env_id and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that --env-id my_env:My-v0 finds ./my_env.py
+    cannot = f"--capture-video: {env_id} cannot be recorded"
     if video_folder is not None:
         kwargs["render_mode"] = "rgb_array"
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
@@ -36,13 +37,20 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
             os.environ.setdefault("MUJOCO_GL", "egl")  # render without a screen
     try:
         env = gym.make(env_id, **kwargs)
-        return env if video_folder is None else record_video(env, Path(video_folder))
+        if video_folder is None:
+            return env
+        modes = env.metadata.get("render_modes") or []
+        require("rgb_array" in modes, f"{cannot}: its metadata names no render mode rgb_array")
+        return record_video(env, Path(video_folder))
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise explain_missing(env_id, error) from None
     except gym.error.Error as error:
         raise BadInput(f"--env-id {env_id}: {explain(env_id, error)}") from None
-    except TypeError as error:
-        if any(f"'{name}'" in str(error) for name in kwargs):
+    except (TypeError, AssertionError) as error:
+        named = [name for name in kwargs if re.search(f"['`]{name}['`]", str(error))]
+        if named == ["render_mode"]:
+            raise BadInput(f"{cannot}: it does not accept render_mode") from None
+        if named:
             raise BadInput(f"--env-kwargs: {env_id} does not accept it: {error}") from None
         raise
 
@@ -214,6 +222,10 @@ def require_spaces(
 ) -> None:
     """require_actions, for scripts that make one vector of each observation."""
     warn_of_flattened_images(envs, env_id)
+    sized = envs.single_observation_space.shape is not None  # not a Sequence, Graph or OneOf
+    require(
+        sized, f"--env-id {env_id} has observations of no fixed size, this script needs vectors"
+    )
     require_actions(envs, env_id, actions, instead, bounded)
 
 

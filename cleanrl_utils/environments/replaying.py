@@ -12,6 +12,7 @@ import numpy as np
 
 from cleanrl_utils.environments import failures
 from cleanrl_utils.environments.failures import EnvironmentFailed, OldApi
+from cleanrl_utils.errors import require
 from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.stored import one_line
 
@@ -91,11 +92,22 @@ def insert_seeds(env: gym.Env) -> tuple[gym.Env, SeededGames]:
     return env, games
 
 
+def count_statistics(env: gym.Env) -> int:
+    """The number of RecordEpisodeStatistics wrappers; the second one fails when an episode ends."""
+    found = 0
+    while isinstance(env, gym.Wrapper):
+        found += isinstance(env, gym.wrappers.RecordEpisodeStatistics)
+        env = env.env
+    return found
+
+
 class Replayable(gym.Wrapper):
     """The outermost wrapper: resets by itself after an episode and records the current game."""
 
     def __init__(self, env: gym.Env, index: int = 0):
         self.env_id = failures.env_id(env)
+        twice = f"--env-id {self.env_id} wraps itself in RecordEpisodeStatistics, as this script"
+        require(count_statistics(env) < 2, f"{twice} does: leave out that wrapper")
         self.index = index
         env, self.games = insert_seeds(env)
         super().__init__(env)
@@ -142,7 +154,8 @@ class Replayable(gym.Wrapper):
     def _failed(self, error: Exception) -> EnvironmentFailed:
         if isinstance(error, OldApi):
             return EnvironmentFailed(self.failure_line(str(error)))
-        cause = failures.check_outcome(self.games.outcome) or one_line(error)
+        cause = failures.check_statistics(error) or failures.check_outcome(self.games.outcome)
+        cause = cause or one_line(error)
         return EnvironmentFailed(self.failure_line(cause), failures.users_traceback(error))
 
     def failure_line(self, cause: str) -> str:

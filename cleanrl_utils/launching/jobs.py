@@ -24,7 +24,7 @@ from typing import Any
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.folder import Metrics
-from cleanrl_utils.running.source import find_module, fingerprint
+from cleanrl_utils.running.source import code_of, find_module
 
 try:
     import fcntl
@@ -64,6 +64,8 @@ class Command:
             self.notes.append(f"{words[0]} is not installed: '{words[0]} run' left out")
             words = words[2:]
         require(bool(words), "--command needs a command, e.g. 'python cleanrl/ppo.py'")
+        resumes = any(word.partition("=")[0] == "--resume" for word in words)
+        require(not resumes, "--command: leave out --resume, interrupted runs resume by themselves")
         if words[0] in ("python", "python3"):  # the Python that has our packages
             words[0] = sys.executable
         require(
@@ -90,8 +92,7 @@ class Command:
         """A hash of the Python code that this command runs; empty if it is no Python script."""
         if self.path.suffix != ".py":
             return ""
-        module, colon, _ = env_id.partition(":")
-        return fingerprint(self.path, [module] if colon else [])
+        return code_of(self.path, env_id)
 
     @property
     def identity(self) -> str:
@@ -208,8 +209,11 @@ class Job:
 
     def claim(self) -> int | None:
         """Lock this job; its process inherits the lock. None if another process holds it."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise BadInput(f"{self.home}: cannot be written ({error.strerror})") from None
         try:
             if fcntl:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

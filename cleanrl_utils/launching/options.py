@@ -87,12 +87,20 @@ class BatchArgs:
     region: str | None = None
     """AWS Batch: region; unset: the configured one"""
 
+    def __post_init__(self) -> None:
+        for name, least in (("num_vcpu", 1), ("num_memory", 1), ("num_gpu", 0), ("attempts", 1)):
+            flag = "--" + name.replace("_", "-")
+            require(getattr(self, name) >= least, f"{flag} must be at least {least}")
+        require(self.num_hours > 0, f"--num-hours must be above 0, got {self.num_hours:g}")
+
 
 @dataclass
 class LaunchArgs(BatchArgs, CoreArgs):
     """All flags of the benchmark tool."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.env_ids = list(dict.fromkeys(self.env_ids))  # a run counts once
         if self.slurm_template_path and self.backend == "local":
             self.backend = "slurm"
         for name in ("num_seeds", "slurm_ntasks"):

@@ -16,6 +16,7 @@ Nothing else opens run.json, finished.json or metrics.csv.
 import atexit
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +194,44 @@ def find_records(where: str | Path) -> list[tuple[Path, dict[str, Any]]]:
         if is_record(record):
             found.append((path.parent, record))
     return sorted(found, key=lambda run: (str(run[1].get("started", "")), run[0].name))
+
+
+def recorded_script(record: dict[str, Any]) -> str:
+    """The path of the script in the repository, wherever it was called from."""
+    path = Path(str(record.get("script_path") or f"cleanrl/{record['script']}.py"))
+    outside = path.is_absolute() or ".." in path.parts
+    return f"cleanrl/{path.name}" if outside and path.parent.name == "cleanrl" else str(path)
+
+
+def drop_flags(words: list[str], names: set[str]) -> list[str]:
+    """The words of a command line without some flags and their values."""
+    kept = []
+    skip = False
+    for word in words:
+        if re.match(r"--\w", word):
+            name, equals, _ = word.removeprefix("--").partition("=")
+            skip = name.replace("-", "_") in names
+            if skip and equals:
+                continue
+        if not skip:
+            kept.append(word)
+    return kept
+
+
+def codes_of(record: dict[str, Any]) -> list[str]:
+    """The versions of the code of a run: more than one if it was resumed after an edit."""
+    first = record.get("code")
+    found = [str(first)] if first else []
+    for change in changes_of(record, "edited"):
+        kept = found if change.get("at_step") else []  # a run that begins again has one version
+        found = [*kept, str(change.get("code"))]
+    return found
+
+
+def changes_of(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """What --resume changed: "edited" (its code) or "lengthened" (--total-timesteps)."""
+    changes = record.get(name)
+    return [x for x in changes if isinstance(x, dict)] if isinstance(changes, list) else []
 
 
 def has_record(folder: Path) -> bool:

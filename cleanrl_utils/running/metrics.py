@@ -81,6 +81,7 @@ class WandbWriter:
                 name=name,
                 id=identity.read_text(),
                 resume="allow",
+                reinit="create_new",  # --num-seeds has several at once
                 config=config,
                 dir=str(folder),
                 save_code=True,

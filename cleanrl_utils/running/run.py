@@ -110,6 +110,7 @@ class Run(Checkpoints):
         if self.args.resume:
             with self._writing(), self._unlocked_if_refused():
                 start, before = self._restore()
+                self._note_edited_code(before["step"])
         size = checkpoint.nbytes(state)
         unset = self.args.checkpoints is None
         if unset:  # a resumed run has the number in its settings
@@ -254,6 +255,24 @@ class Run(Checkpoints):
             self._lock = None
             raise
 
+    @property
+    def _env_id(self) -> str:
+        return getattr(self.args, "env_id", "")
+
+    def _note_edited_code(self, step: int) -> None:
+        """Record that other code continues the run, so that its results do not count as one's."""
+        if not self.writes:
+            return
+        record = folder.read_record(self.folder)
+        code = source.code_of(self.script, self._env_id)
+        before = folder.codes_of(record)
+        if not before or code == before[-1]:
+            return
+        changes = [*folder.changes_of(record, "edited"), {"at_step": step, "code": code}]
+        folder.write_record(self.folder, record | {"edited": changes})
+        source.keep_edited(self.folder, self.script, step)
+        self.say(f"note: the code has changed; from step {step:,} on, the run is of the new code")
+
     def _warn_about_settings(self) -> None:
         """Warn of settings that are right for a short trial, but else a mistake."""
         starts = getattr(self.args, "learning_starts", 0)
@@ -312,7 +331,7 @@ class Run(Checkpoints):
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
             "git": self._repository.state,
-            **source.keep(self.folder, self.script, self._repository),
+            **source.keep(self.folder, self.script, self._env_id, self._repository),
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
         }

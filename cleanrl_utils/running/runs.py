@@ -32,6 +32,7 @@ from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder, rng, source
 from cleanrl_utils.running.run import Run, RunArgs, parse_args
 from cleanrl_utils.running.saving import NEW_RUN
+from cleanrl_utils.running.settings import Count
 
 __all__ = ["Runs", "RunsArgs", "parse_args", "require", "segment_length"]
 
@@ -41,8 +42,15 @@ MAX_SEEDS_WITH_TENSORBOARD = 16  # with more, only metrics.csv is written: it is
 
 @dataclass
 class RunsArgs(RunArgs):
-    num_seeds: int = 1
+    num_seeds: Count = 1
     """agents trained at once, from seeds --seed, --seed + 1, ...; each is a run of its own"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(not self.env_kwargs, "--env-kwargs: environments written in JAX take no arguments")
+        few = self.num_seeds <= MAX_SEEDS_WITH_TENSORBOARD
+        most = f"at most {MAX_SEEDS_WITH_TENSORBOARD} with --track"
+        require(few or not self.track, f"--num-seeds must be {most}, got {self.num_seeds}")
 
 
 class Runs(Run):
@@ -111,6 +119,8 @@ class Runs(Run):
         start = super().resume(total, **state)
         for run, before in zip(self.siblings, self._siblings_before, strict=True):
             run.total = total
+            if self.args.resume:
+                run._note_edited_code(before["step"])
             run._open(before)
         if self.siblings:
             self.say(f"together with {len(self.siblings)} more runs, seeds up to {self.seeds[-1]}")
@@ -182,9 +192,11 @@ class Runs(Run):
     def _extend(self, record: dict[str, Any], step: int) -> None:
         super()._extend(record, step)
         total = self.args.total_timesteps
+        lengthened = record["lengthened"]
         for run in self.siblings:
             record = folder.read_record(run.folder)
             record["args"]["total_timesteps"] = run.args.total_timesteps = total
+            record["lengthened"] = lengthened
             folder.write_record(run.folder, record)
             folder.remove_summary(run.folder)
 

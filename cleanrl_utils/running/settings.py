@@ -15,7 +15,8 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -232,14 +233,25 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
                 more.append(words.pop(0))
         else:
             more = [value] if "=" in word else []
-        if kind in (int, float):
-            more[:1] = [as_number(name, kind, text) for text in more[:1]]
+        if get_origin(kind) in (list, tuple):
+            again = f"{name} is given twice: give all its values at once, {name} A B"
+            require(name not in out, again)
+        number = number_type(kind)
+        if number and (number is kind or more[:1] != ["None"]):
+            more[:1] = [as_number(name, number, text) for text in more[:1]]
         looks_like_flags = len(more) == 1 and more[0].startswith("-")  # --slurm-options "--time=1"
         if looks_like_flags and ("=" in word or " " in more[0]) and not issubclass(cls, RunArgs):
             out.append(f"{name}={more[0]}")
         else:
             out += [name, *more]
     return out
+
+
+def number_type(kind: Any) -> type | None:
+    """int or float if a setting is one, or one or None; else None."""
+    union = get_origin(kind) in (Union, UnionType)
+    kinds = [part for part in (get_args(kind) if union else (kind,)) if part is not type(None)]
+    return kinds[0] if kinds in ([int], [float]) else None
 
 
 def as_number(name: str, kind: type, text: str) -> str:

@@ -35,6 +35,12 @@ def fingerprint(script: Path, modules: Iterable[str] = ()) -> str:
     return sha.hexdigest()[:16]
 
 
+def code_of(script: Path, env_id: str) -> str:
+    """The fingerprint of a run: of its script, and of the module of an environment module:Id."""
+    module, colon, _ = env_id.partition(":")
+    return fingerprint(script, [module] if colon else [])
+
+
 def sources(script: Path, modules: Iterable[str] = ()) -> list[Path]:
     """The script, then every file that it or one of the modules imports, in a fixed order."""
     script = script.resolve()
@@ -192,14 +198,24 @@ class Git:
         return printed if self.process.returncode == 0 else b""
 
 
-def keep(folder: Path, script: Path, repository: Repository) -> dict[str, Any]:
+def keep(folder: Path, script: Path, env_id: str, repository: Repository) -> dict[str, Any]:
     """Put the script and the changes since the commit into a run's folder; what to record of it."""
     if not script.is_file():
         return {}
     shutil.copyfile(script, run_folder.script_path(folder, script.stem))
     if changes := repository.diff():
         (folder / run_folder.CHANGES).write_bytes(changes)
-    return {"code": fingerprint(script), "script_tracked": repository.has_script()}
+    return {"code": code_of(script, env_id), "script_tracked": repository.has_script()}
+
+
+def keep_edited(folder: Path, script: Path, step: int) -> None:
+    """Keep the script that continues a run from `step` on; the earlier one stays beside it."""
+    kept = run_folder.script_path(folder, script.stem)
+    if kept.is_file():
+        if kept.read_bytes() == script.read_bytes():
+            return
+        kept.rename(kept.with_name(f"{script.stem}_until_{step}.py"))
+    shutil.copyfile(script, kept)
 
 
 def copy(source: Path, target: Path) -> None:
