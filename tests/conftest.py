@@ -46,11 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs() -> Iterator[None]:
-    """Free the programs that JAX compiled for the tests of a file, which hold gigabytes, and undo
-    fast_matmul, which changes the last digits of scripts that later run in this process."""
+    """Free the programs that JAX compiled for the tests of a file: they hold gigabytes."""
     yield
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_float32_matmul_precision("highest")
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
 
