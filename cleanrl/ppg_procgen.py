@@ -17,13 +17,13 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
 from cleanrl_utils.running.losses import Losses, mean_of
-from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
-from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
+from cleanrl_utils.running.run import LargeArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, to_device
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(LargeArgs):
     env_id: str = "starpilot"
     """game of Procgen, with easy levels; others by EnvPool's id, e.g. StarpilotHard-v0"""
     total_timesteps: Count = 25_000_000
@@ -32,8 +32,6 @@ class Args(TorchArgs):
     """learning rate of Adam"""
     num_envs: Count = 64
     """number of parallel environments"""
-    torch_threads: Threads = 0
-    """number of CPU threads for torch; 0: torch chooses"""
     num_steps: Count = 256
     """number of steps per environment in a rollout"""
     anneal_lr: bool = False

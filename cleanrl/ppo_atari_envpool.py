@@ -19,14 +19,14 @@ from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.envpool import Pool
 from cleanrl_utils.environments.making import make
 from cleanrl_utils.running.losses import Losses, mean_of, stack
-from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
-from cleanrl_utils.running.settings import Count, NonNegative, Share, Threads
+from cleanrl_utils.running.run import LargeArgs, Run, parse_args, require
+from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.graphs import capture, compile, to_device
 from cleanrl_utils.speed.inference import PolicyOnDevice
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(LargeArgs):
     env_id: str = "Breakout-v5"
     """id of the game, one of EnvPool's Atari games"""
     total_timesteps: Count = 10_000_000
@@ -35,8 +35,6 @@ class Args(TorchArgs):
     """learning rate of Adam"""
     num_envs: Count = 8
     """number of parallel environments"""
-    torch_threads: Threads = 0
-    """number of CPU threads for torch; 0: torch chooses"""
     num_steps: Count = 128
     """number of steps per environment in a rollout"""
     anneal_lr: bool = True

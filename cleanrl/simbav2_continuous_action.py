@@ -22,7 +22,7 @@ from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
 from cleanrl_utils.running.losses import Losses, Means
-from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
+from cleanrl_utils.running.run import LargeArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
 from cleanrl_utils.speed.inference import PolicyOnDevice
@@ -30,7 +30,7 @@ from cleanrl_utils.speed.matmul import fast_matmul
 
 
 @dataclass
-class Args(TorchArgs):
+class Args(LargeArgs):
     env_id: str = "Hopper-v4"
     """id of the environment; your own as module:Id"""
     total_timesteps: Count = 1_000_000

@@ -77,6 +77,7 @@ SHARED = {  # classes that Args inherits flags from, and the titles of their tab
     "CheckpointArgs": "Checkpoints",
     "MachineArgs": "Machine",
     "TorchArgs": "Scripts in torch",
+    "LargeArgs": "Scripts in torch with large networks",
     "PixelArgs": "Scripts in torch that step pictures by Gymnasium",
     "RunsArgs": "JAX, end to end",
 }

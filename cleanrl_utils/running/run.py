@@ -43,10 +43,10 @@ from cleanrl_utils.running.saving import (
     NEW_RUN,
     Checkpoints,
 )
-from cleanrl_utils.running.settings import PixelArgs, RunArgs, TorchArgs, parse_args
+from cleanrl_utils.running.settings import LargeArgs, PixelArgs, RunArgs, TorchArgs, parse_args
 from cleanrl_utils.speed.profile import Profile, make_profile
 
-__all__ = ["PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
+__all__ = ["LargeArgs", "PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
 KEEP_FINISHED = 64 * 2**20  # bytes: larger checkpoints are deleted when the run finishes
 EVAL_SEED = 0xE7A1  # makes the seeds of evaluation differ from those of training

@@ -140,13 +140,19 @@ class TorchArgs(RunArgs):
 
 
 @dataclass
-class PixelArgs(TorchArgs):
+class LargeArgs(TorchArgs):
+    """large networks"""
+
+    torch_threads: Threads = 0
+    """number of CPU threads for torch; 0: torch chooses"""
+
+
+@dataclass
+class PixelArgs(LargeArgs):
     """pictures"""
 
     async_envs: bool = False
     """run each environment in a process of its own"""
-    torch_threads: Threads = 0
-    """number of CPU threads for torch; 0: torch chooses"""
 
 
 # Settings that a resumed run may change: none of them can move its learning curve.
