@@ -36,7 +36,6 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,9 +43,22 @@ import numpy as np
 
 from cleanrl_utils.analysis.grouping import count
 from cleanrl_utils.analysis.stats import mean_and_std
-from cleanrl_utils.analysis.study import AnyTrial, open_study, study_page, without_password
+from cleanrl_utils.analysis.study import (
+    AnyTrial,
+    check_same_scores,
+    is_range,
+    open_study,
+    study_page,
+    without_password,
+)
 from cleanrl_utils.errors import missing_package, require
-from cleanrl_utils.launching.training import RunFailed, Training, as_flags, check_settings
+from cleanrl_utils.launching.training import (
+    RunFailed,
+    Training,
+    as_flags,
+    check_settings,
+    is_alive,
+)
 
 try:
     import optuna
@@ -66,7 +78,6 @@ POLL = 0.1  # seconds between two readings of the runs' metrics
 GIVE_UP = 3  # stop if the first trials all fail: the call itself must be wrong
 HIDDEN = ".tuner"  # folder of all studies, in the folder of runs
 OWN = {"seed", "env_id", "runs_dir", "resume"}  # settings that the tuner itself gives every run
-SCORED = "scored"  # key in the study of what its scores are
 FRESH = "fresh_seeds"  # key of the scores on fresh seeds in the study
 
 
@@ -160,7 +171,7 @@ class Tuner:
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
         require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
-        self.check_scores()
+        check_same_scores(self.study, self.scored)
         self.requeue_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are already done" if done else ""
@@ -197,15 +208,6 @@ class Tuner:
             raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
         self.conclude(num_seeds, fresh_seeds)
         return self.study
-
-    def check_scores(self) -> None:
-        """Stop if the earlier trials of the study were scored in another way."""
-        direction = self.study.direction.name.lower()
-        earlier = {**self.study.user_attrs.get(SCORED, {}), "direction": direction}
-        for name, value in self.scored.items():
-            differs = f"has {name} {earlier.get(name)}, this call {value}: use another study_name"
-            require(earlier.get(name, value) == value, f"Tuner: study {self.study_name} {differs}")
-        self.study.set_user_attr(SCORED, self.scored)
 
     def counted(self, *more: TrialState) -> list[FrozenTrial]:
         """The trials that count towards num_trials: not those that failed."""
@@ -444,21 +446,3 @@ class Tuner:
 
 def at_least_one(name: str, number: int) -> None:
     require(number >= 1, f"Tuner: {name} must be at least 1, got {number}")
-
-
-def is_range(target: Any) -> bool:
-    """Whether these are two different numbers."""
-    if not isinstance(target, list | tuple) or len(target) != 2:
-        return False
-    numbers = all(isinstance(end, Real) and math.isfinite(end) for end in target)
-    return numbers and target[0] != target[1]
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -1,11 +1,13 @@
 """An Optuna study: open it, and show it as one web page."""
 
 import html
+import math
 import time
 import warnings
+from numbers import Real
 from typing import Any
 
-from cleanrl_utils.errors import BadInput, missing_package
+from cleanrl_utils.errors import BadInput, missing_package, require
 
 try:
     import optuna
@@ -21,6 +23,7 @@ try:
 except ImportError:
     raise missing_package("optuna", "optuna") from None
 
+SCORED = "scored"  # key in the study of what its scores are
 ATTEMPTS = 4  # to open a study: several machines may create its tables at once
 
 
@@ -106,3 +109,22 @@ def figures(study: optuna.Study) -> list[Any]:
         except (ValueError, RuntimeError):
             continue
     return drawn
+
+
+def check_same_scores(study: optuna.Study, scored: dict[str, Any]) -> None:
+    """Stop if the earlier trials of a study were scored in another way."""
+    direction = study.direction.name.lower()
+    earlier = {**study.user_attrs.get(SCORED, {}), "direction": direction}
+    for name, value in scored.items():
+        differs = f"has {name} {earlier.get(name)}, this call {value}: use another study_name"
+        same = earlier.get(name, value) == value
+        require(same, f"Tuner: study {study.study_name} {differs}")
+    study.set_user_attr(SCORED, scored)
+
+
+def is_range(target: Any) -> bool:
+    """Whether these are two different numbers."""
+    if not isinstance(target, list | tuple) or len(target) != 2:
+        return False
+    numbers = all(isinstance(end, Real) and math.isfinite(end) for end in target)
+    return numbers and target[0] != target[1]

@@ -1,5 +1,6 @@
 """A run that the tuner starts and watches while it trains."""
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,3 +108,13 @@ def check_settings(params: Mapping[str, Any], folder: Path) -> None:
         if not same:
             path = folder / run_folder.RECORD
             raise RunFailed(f"{flag(name)} should be {value!r}, but is {found!r}; see {path}")
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
