@@ -67,6 +67,10 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
         lines.append(f"git apply {shlex.quote(str(changes.resolve()))}")
     elif git.get("dirty"):
         lines.append("# The run had changes that were not committed; they are lost.")
+    if library := part(record, "library"):
+        dirty = ", with changes that were not committed" if library.get("dirty") else ""
+        commit = comment(str(library.get("commit", "")))
+        lines.append(f"# cleanrl_utils was imported from another checkout, at {commit}{dirty}.")
 
     versions = {name: str(version) for name, version in part(record, "versions").items()}
     python = versions.pop("python", "3").partition(" ")[0]

@@ -146,6 +146,7 @@ def test_git_is_asked_twice_and_once_more_for_changes(
 
     monkeypatch.setattr(source.Git, "__init__", counted)
     monkeypatch.delenv("CLEANRL_COMMIT", raising=False)
+    monkeypatch.setattr(source, "PROJECT", tmp_path / "installed")  # without git
     script = tmp_path / "a.py"
     script.write_text("x = 1\n")
     assert source.Repository(script).state == {}, "no repository"
@@ -167,6 +168,34 @@ def test_git_is_asked_twice_and_once_more_for_changes(
     changed = source.Repository(script)
     assert changed.state == {"commit": commit, "dirty": True}
     assert b"+x = 2" in changed.diff() and asked == ["status", "ls-files", "diff"]
+
+
+def test_a_library_of_another_checkout_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two clones and one environment, a script may import the other clone's library."""
+    clones = [tmp_path / "a", tmp_path / "b"]
+    for clone in clones:
+        for name in ("cleanrl/ppo.py", "cleanrl_utils/__init__.py"):
+            (clone / name).parent.mkdir(parents=True)
+            (clone / name).write_text(f"x = '{clone.name}'\n")
+        git("init", "-q", cwd=clone)
+        git("add", ".", cwd=clone)
+        git("commit", "-qm", clone.name, cwd=clone)
+    commits = [git("rev-parse", "HEAD", cwd=clone) for clone in clones]
+    monkeypatch.setattr(source, "PROJECT", clones[1])
+    (clones[1] / "cleanrl_utils/__init__.py").write_text("x = 'changed'\n")
+
+    script = clones[0] / "cleanrl/ppo.py"
+    repository = source.Repository(script)
+    assert repository.state == {"commit": commits[0], "dirty": False}
+    assert repository.library == {"commit": commits[1], "dirty": True}
+    assert source.keep(tmp_path, script, "A-v0", repository)["library"] == repository.library
+    assert source.other_library(script) == clones[0]
+
+    own = clones[1] / "cleanrl/ppo.py"
+    assert source.Repository(own).library == {} and source.other_library(own) is None
+    assert source.other_library(tmp_path / "mine" / "ppo.py") is None
 
 
 def test_without_git_the_commit_is_in_the_environment(

@@ -97,6 +97,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
     args = record["args"]
     hardware = record.get("hardware", {})
     git = record.get("git", {})
+    library = record.get("library", {})  # if it is of another checkout than the script
     versions = record.get("versions", {})
     return {
         "script": record["script"],
@@ -109,7 +110,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
         "final_return": round(float(returns[-LAST:].mean()), 3) if len(returns) else np.nan,
         "best_return": round(best_window(returns), 3) if len(returns) else np.nan,
         "commit": git.get("commit", "")[:12],
-        "dirty": git.get("dirty", False),
+        "dirty": git.get("dirty", False) or library.get("dirty", False),
         "code": grouping.code_version(record),
         "hardware": "{device} ({cpu}, {cores} cores)".format(**hardware) if hardware else "",
         "command": command(record),

@@ -131,6 +131,7 @@ class Run(Checkpoints):
                 f" --checkpoints {DEFAULT_CHECKPOINTS} writes them, so that the run can be resumed"
             )
         self._warn_about_settings()
+        self._warn_about_library()
         return start
 
     def checkpoint(self, iteration: int, **changed: Any) -> bool:
@@ -320,6 +321,14 @@ class Run(Checkpoints):
         """The number of steps of each phase, by name; most scripts have one, without a name."""
         whole = {"": getattr(self.args, "total_timesteps", self.total)}
         return getattr(self.args, "phases", whole)
+
+    def _warn_about_library(self) -> None:
+        """Name the checkout that cleanrl_utils comes from, if it is not the script's."""
+        if self.writes and (other := source.other_library(self.script)):
+            self.say(
+                f"note: cleanrl_utils is imported from {source.PROJECT}, not from {other};"
+                f" PYTHONPATH={other} selects that one"
+            )
 
     def _write_record(self) -> None:
         record = {

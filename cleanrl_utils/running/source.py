@@ -141,24 +141,34 @@ def is_text(node: ast.stmt) -> bool:
     return constant and isinstance(node.value.value, str)  # type: ignore[attr-defined]
 
 
+def other_library(script: Path) -> Path | None:
+    """The checkout of a script, if cleanrl_utils is imported from another one."""
+    checkout = script.resolve().parent.parent
+    return checkout if checkout != PROJECT and (checkout / OURS[1]).is_dir() else None
+
+
 class Repository:
     """What git knows about a script: asked in the background, waited for when it is needed."""
 
     def __init__(self, script: Path):
         self.folder = script.resolve().parent
-        counts = "--no-ahead-behind"  # of commits, which can take long and are not needed
-        self._status = Git(self.folder, "status", "--porcelain=v2", "--branch", counts, "-uno")
+        self._status = git_status(self.folder)
         self._files = Git(self.folder, "ls-files", "--", script.name)
+        elsewhere = PROJECT not in self.folder.parents and (PROJECT / ".git").exists()
+        self._library = git_status(PROJECT) if elsewhere else None
 
     @cached_property
     def state(self) -> dict[str, Any]:
         """Commit of the code; a container without git says it with CLEANRL_COMMIT."""
-        lines = self._status.output().decode(errors="replace").splitlines()
-        told = [line.removeprefix(COMMIT) for line in lines if line.startswith(COMMIT)]
-        if told and told[0] != "(initial)":
-            return {"commit": told[0], "dirty": any(not line.startswith("#") for line in lines)}
+        if known := commit_of(self._status):
+            return known
         commit = os.environ.get("CLEANRL_COMMIT", "")
         return {"commit": commit, "dirty": False} if commit else {}
+
+    @cached_property
+    def library(self) -> dict[str, Any]:
+        """Commit of cleanrl_utils, if it is imported from another checkout than the script's."""
+        return commit_of(self._library) if self._library else {}
 
     def has_script(self) -> bool:
         return bool(self._files.output())
@@ -170,6 +180,20 @@ class Repository:
         plain = ["--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative"]
         changes = Git(self.folder, "diff", "HEAD", *plain).output()
         return changes if len(changes) <= LARGEST_DIFF else b""
+
+
+def git_status(folder: Path) -> "Git":
+    counts = "--no-ahead-behind"  # of commits, which can take long and are not needed
+    return Git(folder, "status", "--porcelain=v2", "--branch", counts, "-uno")
+
+
+def commit_of(status: "Git") -> dict[str, Any]:
+    """The commit that git status names, and whether files were changed; empty without a commit."""
+    lines = status.output().decode(errors="replace").splitlines()
+    told = [line.removeprefix(COMMIT) for line in lines if line.startswith(COMMIT)]
+    if not told or told[0] == "(initial)":
+        return {}
+    return {"commit": told[0], "dirty": any(not line.startswith("#") for line in lines)}
 
 
 class Git:
@@ -205,7 +229,8 @@ def keep(folder: Path, script: Path, env_id: str, repository: Repository) -> dic
     shutil.copyfile(script, run_folder.script_path(folder, script.stem))
     if changes := repository.diff():
         (folder / run_folder.CHANGES).write_bytes(changes)
-    return {"code": code_of(script, env_id), "script_tracked": repository.has_script()}
+    record = {"code": code_of(script, env_id), "script_tracked": repository.has_script()}
+    return record | ({"library": repository.library} if repository.library else {})
 
 
 def keep_edited(folder: Path, script: Path, step: int) -> None:
