@@ -14,24 +14,21 @@ run() { # run ENV_ID SCRIPT.py FLAGS...
 run BreakoutNoFrameskip-v4 ppo_atari.py --exp-name ppo_atari_small \
     --total-timesteps 500000 --torch-threads 1 --save-model
 run BreakoutNoFrameskip-v4 ppo_atari_lstm.py --exp-name ppo_atari_lstm_small \
-    --total-timesteps 300000 --torch-threads 1 --save-model
+    --total-timesteps 200000 --torch-threads 1 --save-model
 run Breakout-v5 ppo_atari_envpool_xla_jax.py --exp-name ppo_atari_envpool_xla_jax_small \
-    --total-timesteps 300000 --save-model
+    --total-timesteps 200000 --save-model
 run Breakout-v5 pqn_atari_envpool_lstm.py --exp-name pqn_atari_envpool_lstm_small \
-    --total-timesteps 300000 --torch-threads 1 --save-model
+    --total-timesteps 200000 --torch-threads 1 --save-model
 
-# Q-learning, scaled to 100,000 steps: exploration, target network and replay memory
-few="--total-timesteps 100000 --learning-starts 2000 --buffer-size 100000
-    --target-network-frequency 500 --save-model"
+# Q-learning, scaled to few steps: exploration, target network and replay memory
+few="--learning-starts 2000 --target-network-frequency 500 --save-model"
 explore="--exploration-fraction 0.2 --end-e 0.02"
 run RoadRunnerNoFrameskip-v4 dqn_atari.py --exp-name dqn_atari_small $few $explore \
-    --learning-rate 2.5e-4 --torch-threads 1
+    --total-timesteps 100000 --buffer-size 100000 --learning-rate 2.5e-4 --torch-threads 1
 run RoadRunnerNoFrameskip-v4 dqn_atari_jax.py --exp-name dqn_atari_jax_small $few $explore \
-    --learning-rate 2.5e-4
-run RoadRunnerNoFrameskip-v4 c51_atari_jax.py --exp-name c51_atari_jax_small $few $explore
+    --total-timesteps 50000 --buffer-size 50000 --learning-rate 2.5e-4
 run RoadRunnerNoFrameskip-v4 rainbow_atari.py --exp-name rainbow_atari_small $few $explore \
-    --learning-rate 2.5e-4 --torch-threads 1
-run RoadRunnerNoFrameskip-v4 sac_atari.py --exp-name sac_atari_small $few --torch-threads 1
+    --total-timesteps 50000 --buffer-size 50000 --learning-rate 2.5e-4 --torch-threads 1
 
 # continuous control
 run Pendulum-v1 droq_continuous_action.py --exp-name droq_small \

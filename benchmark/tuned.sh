@@ -45,6 +45,18 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
+python -m cleanrl_utils.benchmark \
+    --env-ids MountainCar-v0 \
+    --command "python cleanrl/dqn.py --tuned --eval-episodes 20 --exp-name dqn_tuned --save-model" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-1}"
+
+python -m cleanrl_utils.benchmark \
+    --env-ids Pendulum-v1 \
+    --command "python cleanrl/sac_continuous_action.py --tuned --eval-episodes 20 --exp-name sac_continuous_action_tuned --save-model" \
+    --num-seeds 3 \
+    --workers "${WORKERS:-1}"
+
 # Box2D: pip install -r requirements/requirements-box2d.txt
 python -m cleanrl_utils.benchmark \
     --env-ids LunarLander-v3 \
@@ -64,33 +76,16 @@ python -m cleanrl_utils.benchmark \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
-# Candidates that have not had three seeds yet; those that work move to tuned.toml.
-python -m cleanrl_utils.benchmark \
-    --env-ids Pendulum-v1 \
-    --command "python cleanrl/sac_continuous_action.py --total-timesteps 30000 --learning-starts 1000 --exp-name sac_continuous_action_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
-python -m cleanrl_utils.benchmark \
-    --env-ids MountainCar-v0 \
-    --command "python cleanrl/dqn.py --total-timesteps 200000 --learning-rate 1e-3 --buffer-size 50000 --learning-starts 1000 --train-frequency 2 --exploration-fraction 0.2 --end-e 0.02 --exp-name dqn_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
 python -m cleanrl_utils.benchmark \
     --env-ids LunarLander-v3 \
-    --command "python cleanrl/dqn.py --total-timesteps 400000 --num-envs 4 --learning-rate 5e-4 --buffer-size 100000 --learning-starts 5000 --train-frequency 4 --tau 0.01 --target-network-frequency 4 --exploration-fraction 0.15 --end-e 0.01 --exp-name dqn_tuned --save-model" \
+    --command "python cleanrl/dqn.py --tuned --eval-episodes 20 --exp-name dqn_tuned --save-model" \
     --num-seeds 3 \
     --workers "${WORKERS:-1}"
 
-python -m cleanrl_utils.benchmark \
-    --env-ids BipedalWalker-v3 \
-    --command "python cleanrl/ppo_continuous_action.py --total-timesteps 1000000 --num-envs 16 --num-steps 512 --num-minibatches 64 --update-epochs 8 --learning-rate 7e-4 --no-clip-vloss --exp-name ppo_continuous_action_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
-
-python -m cleanrl_utils.benchmark \
-    --env-ids BipedalWalker-v3 \
-    --command "python cleanrl/sac_continuous_action.py --total-timesteps 500000 --buffer-size 300000 --gamma 0.98 --tau 0.02 --exp-name sac_continuous_action_tuned --save-model" \
-    --num-seeds 3 \
-    --workers "${WORKERS:-1}"
+for script in ppo_continuous_action rpo_continuous_action; do
+    python -m cleanrl_utils.benchmark \
+        --env-ids BipedalWalker-v3 \
+        --command "python cleanrl/$script.py --tuned --eval-episodes 20 --exp-name ${script}_tuned --save-model" \
+        --num-seeds 3 \
+        --workers "${WORKERS:-1}"
+done
