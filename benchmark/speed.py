@@ -248,10 +248,8 @@ def write(figures: list[Figure]) -> None:
         writer.writerows(asdict(rows[key]) for key in sorted(rows))
 
 
-def slower(now: Figure, before: Figure | None) -> str:
+def slower(now: Figure, before: Figure) -> str:
     """A line that says how much was lost; empty if no more than the noise of both."""
-    if before is None:
-        return ""
     lost = 1 - now.steps_per_second / before.steps_per_second
     if lost <= max(NOISE, now.spread, before.spread):
         return ""
@@ -282,17 +280,25 @@ def main() -> None:
     print(f"| {' | '.join(names)} |\n|{'-|' * len(names)}")
     before = committed()
     figures = []
+    problems = []
     for name in args.scripts or CASES:
-        figures.append(measure(name, args))
-        print(row(figures[-1]), flush=True)
+        try:
+            figure = measure(name, args)
+        except (Stopped, subprocess.CalledProcessError) as error:  # measure the others
+            if not isinstance(error, Stopped):  # which has printed its line
+                print(f"{name}: {error.stderr[-300:]}", file=sys.stderr)
+            problems.append(f"{name} could not be measured")
+            continue
+        figures.append(figure)
+        print(row(figure), flush=True)
         if args.write:
-            write(figures[-1:])
+            write([figure])
     if args.check:
-        lines = [slower(figure, before.get((figure.script, figure.hardware))) for figure in figures]
         known = [figure for figure in figures if (figure.script, figure.hardware) in before]
+        problems += [slower(figure, before[figure.script, figure.hardware]) for figure in known]
         print(f"{len(known)} of {len(figures)} have a figure for this hardware")
-        if any(lines):
-            raise Stopped("; ".join(filter(None, lines)))
+    if any(problems):
+        raise Stopped("; ".join(filter(None, problems)))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,9 @@ CASES = {
     "ppo_atari_envpool": Case(BREAKOUT, 5_120),
     "ppo_atari_envpool_xla_jax": Case(BREAKOUT, 5_120),
     "ppo_atari_envpool_xla_jax_scan": Case(BREAKOUT, 5_120),
-    "ppo_rnd_envpool": Case("MontezumaRevenge-v5", 3_072, "--num-iterations-obs-norm-init 1"),
+    "ppo_rnd_envpool": Case(
+        "MontezumaRevenge-v5", 3_072, "--num-envs 8 --num-iterations-obs-norm-init 1"
+    ),
     "ppo_procgen": Case("starpilot", 32_768),
     "ppg_procgen": Case("starpilot", 32_768, "--n-iteration 1"),
     "ppo_jax": Case("CartPole-v1", 500_000),
