@@ -168,7 +168,8 @@ class Site:
         shown = [tuned.entry_groups(entry, self.groups) for entry in tuned.entries()]
         mine = [group for groups in shown for group in groups]
         curves = self.keep(results.charts_html(mine, {}))
-        parts = [tuned.tuned_table(self.groups), curves, results.provenance(mine)]
+        parts = [tuned.tuned_table(self.groups), tuned.settings_table(), curves]
+        parts.append(results.provenance(mine))
         return "\n\n".join(parts)
 
     def make_speed(self, scripts: list[Script], what: str | None) -> str:

@@ -7,8 +7,8 @@ from cleanrl_utils.pages.scripts import ROOT
 
 FIGURES = ROOT / "benchmark" / "speed.csv"
 LIBRARIES = {"stable_baselines3": "SB3", "sb3_contrib": "SB3-Contrib", "sbx": "SBX"}
-HEADER = ["script", "environment", "steps/s", "of the environment alone", "memory (MB)"]
-HEADER += ["GPU memory (MB)", "times as fast as"]
+HEADER = ["script", "environment", "steps/s", "times as fast as", "of the limit"]
+MEMORY = {"memory_mb": "memory (MB)", "gpu_memory_mb": "GPU memory (MB)"}
 NOTHING = "Nothing is measured yet."
 
 
@@ -20,21 +20,23 @@ def speed_tables(figures: Path = FIGURES) -> str:
     tables = []
     for hardware in sorted({row["hardware"] for row in rows}):
         mine = [row for row in rows if row["hardware"] == hardware]
-        lines = [f"| {' | '.join(HEADER)} |", "|-" * len(HEADER) + "|"]
-        lines += [table_row(row) for row in mine]
+        memory = [column for column in MEMORY if any(int(row[column]) for row in mine)]
+        header = [*HEADER, *(MEMORY[column] for column in memory)]
+        lines = [f"| {' | '.join(header)} |", "|-" * len(header) + "|"]
+        lines += [table_row(row, memory) for row in mine]
         tables.append(f"**{hardware}**\n\n" + "\n".join(lines))
     return "\n\n".join(tables)
 
 
-def table_row(row: dict[str, str]) -> str:
-    """A script's speed, its share of what its environment reaches alone, memory, and peers."""
+def table_row(row: dict[str, str], memory: list[str]) -> str:
+    """A script's speed beside other libraries, its share of what its environment reaches alone,
+    and the memory it uses."""
     speed = int(row["steps_per_second"])
     limit = int(row["limit"])
     cells = [f"`{row['script']}`", f"`{row['env_id'].split(':')[-1]}`", f"{speed:,}"]
-    cells.append(f"{speed / limit:.0%}" if limit else "")
-    for memory in ("memory_mb", "gpu_memory_mb"):
-        cells.append(f"{int(row[memory]):,}" if int(row[memory]) else "")
-    return f"| {' | '.join([*cells, compared(row)])} |"
+    cells += [compared(row), f"{speed / limit:.0%}" if limit else ""]
+    cells += [f"{int(row[column]):,}" for column in memory]
+    return f"| {' | '.join(cells)} |"
 
 
 def compared(row: dict[str, str]) -> str:
@@ -44,4 +46,4 @@ def compared(row: dict[str, str]) -> str:
     for library, name in LIBRARIES.items():
         if peer := int(row[library]):
             ratios.append(f"{name} {speed / peer:.2f}")
-    return ", ".join(ratios)
+    return "<br>".join(ratios)

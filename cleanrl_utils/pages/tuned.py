@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cleanrl_utils.analysis import grouping, tables
-from cleanrl_utils.pages.results import Group, command_html
+from cleanrl_utils.pages.results import Group, command_html, indent
 from cleanrl_utils.running.tuned import as_words, read_tuned
 
 
@@ -69,12 +69,21 @@ def default_score(entry: Entry, groups: list[Group]) -> str:
 
 
 def tuned_table(groups: list[Group]) -> str:
-    """One row per entry: command, what it sets, score."""
-    lines = ["| command | sets | return | best | seeds | steps | minutes | with the defaults |"]
-    lines.append("|-|-|-|-|-|-|-|-|")
+    """One row per entry: command and scores."""
+    header = ["command", "return", "best", "seeds", "steps", "minutes", "with the defaults"]
+    lines = [f"| {' | '.join(header)} |", "|-" * len(header) + "|"]
     for entry in entries():
         for group in entry_groups(entry, groups):
-            cells = [command_html(entry.command), command_html(entry.flags), group.score()]
+            cells = [command_html(entry.command.removeprefix("python cleanrl/")), group.score()]
             cells += [group.best(), str(group.seeds), f"{group.steps:,}", group.minutes()]
             lines.append(f"| {' | '.join([*cells, default_score(entry, groups)])} |")
     return "\n".join(lines)
+
+
+def settings_table() -> str:
+    """The flags that each entry sets, collapsed."""
+    lines = ["| script | environment | flags |", "|-|-|-|"]
+    for entry in entries():
+        names = f"`{entry.script}.py` | `{entry.env_id}`"
+        lines.append(f"| {names} | {command_html(entry.flags)} |")
+    return '??? note "The flags that `--tuned` sets"\n\n' + indent("\n".join(lines))
