@@ -27,6 +27,8 @@ run RoadRunnerNoFrameskip-v4 dqn_atari.py --exp-name dqn_atari_small $few $explo
     --total-timesteps 100000 --buffer-size 100000 --learning-rate 2.5e-4 --torch-threads 1
 run RoadRunnerNoFrameskip-v4 dqn_atari_jax.py --exp-name dqn_atari_jax_small $few $explore \
     --total-timesteps 50000 --buffer-size 50000 --learning-rate 2.5e-4
+run RoadRunnerNoFrameskip-v4 c51_atari_jax.py --exp-name c51_atari_jax_small $few $explore \
+    --total-timesteps 50000 --buffer-size 50000
 run RoadRunnerNoFrameskip-v4 rainbow_atari.py --exp-name rainbow_atari_small $few $explore \
     --total-timesteps 50000 --buffer-size 50000 --learning-rate 2.5e-4 --torch-threads 1
 
