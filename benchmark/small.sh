@@ -20,6 +20,11 @@ run Breakout-v5 ppo_atari_envpool_xla_jax.py --exp-name ppo_atari_envpool_xla_ja
 run Breakout-v5 pqn_atari_envpool_lstm.py --exp-name pqn_atari_envpool_lstm_small \
     --total-timesteps 200000 --torch-threads 1 --save-model
 
+python -m cleanrl_utils.benchmark --env-ids BreakoutNoFrameskip-v4 --num-seeds 1 --workers 1 \
+    --command "torchrun --standalone --nnodes=1 --nproc_per_node=2 cleanrl/ppo_atari_multigpu.py \
+        --exp-name ppo_atari_multigpu_small --local-num-envs 4 --total-timesteps 150000 \
+        --torch-threads 1 --save-model"
+
 # Q-learning, scaled to few steps: exploration, target network and replay memory
 few="--learning-starts 2000 --target-network-frequency 500 --save-model"
 explore="--exploration-fraction 0.2 --end-e 0.02"
