@@ -96,7 +96,7 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
         lines.append("# The script was not committed: use the copy in the run's folder.")
         script = str(copy.resolve())
     lines += changed_by_resume(record)
-    words = [".venv-reproduce/bin/python", script]
+    words = [*folder.starter(record, ".venv-reproduce/bin/python"), script]
     words += (
         flags(record["args"]) if all_flags else folder.drop_flags(record["command"][1:], PER_RUN)
     )

@@ -12,6 +12,8 @@ import pytest
 import torch
 from conftest import ROOT
 
+from cleanrl_utils import reproduce
+from cleanrl_utils.analysis import tables
 from cleanrl_utils.running import rng
 from cleanrl_utils.running.evaluation import import_script
 
@@ -77,7 +79,11 @@ def test_two_ranks_are_one_run_which_ends_with_a_dead_rank_and_resumes(tmp_path:
     assert first["actions"] != second["actions"]
     # 6 iterations of 2 epochs of 2 minibatches, each with one message of one size
     assert first["calls"] == second["calls"] == [first["calls"][0]] * 24
-    assert len(list((tmp_path / "whole").rglob("run.json"))) == 1
+    (finished,) = (tmp_path / "whole").rglob("run.json")
+    recorded = json.loads(finished.read_text())
+    assert tables.command(recorded).startswith("torchrun --standalone --nproc_per_node=2 cleanrl/")
+    line = reproduce.commands(recorded)[-1]
+    assert ".venv-reproduce/bin/torchrun --standalone --nproc_per_node=2 cleanrl/" in line
 
     killed = torchrun(tmp_path, f"{FLAGS} --runs-dir killed", dies_at="1 3")
     assert killed.returncode != 0

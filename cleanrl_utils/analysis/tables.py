@@ -124,7 +124,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
 def command(record: dict[str, Any]) -> str:
     """The command of a run, without --runs-dir."""
     flags = run_folder.drop_flags(record["command"][1:], {"runs_dir"})
-    return shlex.join(["python", run_folder.recorded_script(record), *flags])
+    return shlex.join([*run_folder.starter(record), run_folder.recorded_script(record), *flags])
 
 
 def best_window(returns: np.ndarray) -> float:

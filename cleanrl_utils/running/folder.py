@@ -203,6 +203,15 @@ def recorded_script(record: dict[str, Any]) -> str:
     return f"cleanrl/{path.name}" if outside and path.parent.name == "cleanrl" else str(path)
 
 
+def starter(record: dict[str, Any], python: str = "python") -> list[str]:
+    """The words that start the script: python, or torchrun for a run of several processes."""
+    processes = record.get("processes", 1)
+    if not isinstance(processes, int) or processes < 2:
+        return [python]
+    torchrun = str(Path(python).with_name("torchrun")) if "/" in python else "torchrun"
+    return [torchrun, "--standalone", f"--nproc_per_node={processes}"]
+
+
 def drop_flags(words: list[str], names: set[str]) -> list[str]:
     """The words of a command line without some flags and their values."""
     kept = []

@@ -344,6 +344,8 @@ class Run(Checkpoints):
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
         }
+        if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:  # of torchrun
+            record["processes"] = processes
         folder.write_record(self.folder, record)
         path = os.environ.get("CLEANRL_FOLDER_FILE")  # tells the launcher where the run is
         if path:
