@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT
 
 from cleanrl_utils import reproduce
-from cleanrl_utils.analysis import tables
+from cleanrl_utils.analysis import grouping, tables
 from cleanrl_utils.running import rng
 from cleanrl_utils.running.evaluation import import_script
 
@@ -82,6 +82,7 @@ def test_two_ranks_are_one_run_which_ends_with_a_dead_rank_and_resumes(tmp_path:
     (finished,) = (tmp_path / "whole").rglob("run.json")
     recorded = json.loads(finished.read_text())
     assert tables.command(recorded).startswith("torchrun --standalone --nproc_per_node=2 cleanrl/")
+    assert grouping.record_settings(recorded, {})["processes"] == "2"
     line = reproduce.commands(recorded)[-1]
     assert ".venv-reproduce/bin/torchrun --standalone --nproc_per_node=2 cleanrl/" in line
 

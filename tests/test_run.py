@@ -281,7 +281,7 @@ def test_a_run_that_is_resumed_with_edited_code_says_so(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("runs/*")
     assert "note:" not in run(f"# a comment\n{EDITED}", "3", "--resume", f"{folder}")
     said = run(EDITED.replace("0.1", "0.2"), "4", "--resume", f"{folder}")
-    assert "note: the code has changed; from step 30 on" in said
+    assert "note: the code has changed; the run uses the new code from step 30 on" in said
     record = json.loads((folder / "run.json").read_text())
     (edit,) = record["edited"]
     assert edit["at_step"] == 30 and edit["code"] != record["code"]

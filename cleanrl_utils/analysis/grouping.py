@@ -17,7 +17,8 @@ IDENTITY = {"exp_name", "env_id", "seed", "num_seeds"}
 RESTARTS = "environment_restarts"  # checkpoints matter only if they restart environments
 NOT_COMPARED = FREE_TO_CHANGE | IDENTITY | {"checkpoints"}
 LENGTHENED = "lengthened"  # its schedules are not those of a run of its final length
-NOT_FLAGS = {"script", "steps", RESTARTS, LENGTHENED}
+PROCESSES = "processes"  # of torchrun: each has environments of its own
+NOT_FLAGS = {"script", "steps", RESTARTS, LENGTHENED, PROCESSES}
 
 Settings = Mapping[str, str]
 
@@ -48,6 +49,8 @@ def record_settings(record: Mapping[str, Any], summary: Mapping[str, Any]) -> di
     settings = {"script": record["script"], **compared_settings(record["args"])}
     if RESTARTS in summary:
         settings[RESTARTS] = as_text(summary[RESTARTS])
+    if PROCESSES in record:
+        settings[PROCESSES] = as_text(record[PROCESSES])
     longer = run_folder.changes_of(dict(record), LENGTHENED)
     if longer:
         texts = [f"{x.get('from')}-to-{x.get('to')}-at-{x.get('at_step')}" for x in longer]

@@ -272,7 +272,7 @@ class Run(Checkpoints):
         changes = [*folder.changes_of(record, "edited"), {"at_step": step, "code": code}]
         folder.write_record(self.folder, record | {"edited": changes})
         source.keep_edited(self.folder, self.script, step)
-        self.say(f"note: the code has changed; from step {step:,} on, the run is of the new code")
+        self.say(f"note: the code has changed; the run uses the new code from step {step:,} on")
 
     def _warn_about_settings(self) -> None:
         """Warn of settings that are right for a short trial, but else a mistake."""
@@ -344,7 +344,8 @@ class Run(Checkpoints):
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
         }
-        if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:  # of torchrun
+        processes = getattr(self.args, "world_size", 1)  # of torchrun, in the script that uses it
+        if processes > 1:
             record["processes"] = processes
         folder.write_record(self.folder, record)
         path = os.environ.get("CLEANRL_FOLDER_FILE")  # tells the launcher where the run is
