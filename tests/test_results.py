@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_runs import make_run
 
-from cleanrl_utils import results
+from cleanrl_utils import reproduce, results
 from cleanrl_utils.analysis import grouping, stats
 from cleanrl_utils.analysis.palette import colors
 from cleanrl_utils.errors import BadInput
@@ -102,6 +102,17 @@ def test_a_command_can_be_typed_again(tmp_path: Path) -> None:
 
 
 LONGER = {"lengthened": [{"at_step": 5_000, "from": 5_000, "to": 10_000}]}
+
+
+def test_changes_of_a_library_in_another_checkout_make_a_run_dirty(tmp_path: Path) -> None:
+    for dirty in (False, True):
+        more = {"library": {"commit": "def", "dirty": dirty}}
+        folder = make_run(tmp_path / str(dirty), 1, 10.0, more=more)
+        (run,) = results.find_runs(folder)
+        assert results.summary(run)["dirty"] is dirty
+        said = "\n".join(reproduce.commands(run.record))
+        assert "cleanrl_utils was imported from another checkout, at def" in said
+        assert ("changes that were not committed" in said) is dirty
 
 
 def test_a_lengthened_run_is_no_seed_of_the_ordinary_ones(capsys: pytest.CaptureFixture) -> None:
