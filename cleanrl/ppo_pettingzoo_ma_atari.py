@@ -19,13 +19,13 @@ from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.multi_agent import EachPlayer, count_players, make_game
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.running.losses import Losses, mean_of, stack
-from cleanrl_utils.running.run import LargeArgs, Run, parse_args, require
+from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture, compile
 
 
 @dataclass
-class Args(LargeArgs):
+class Args(PixelArgs):
     env_id: str = "pong_v3"
     """id of the game, one of PettingZoo's Atari games; your own as module:name"""
     total_timesteps: Count = 20_000_000
@@ -34,8 +34,6 @@ class Args(LargeArgs):
     """learning rate of Adam"""
     num_envs: Count = 16
     """number of players; a game of two players counts twice"""
-    async_envs: bool = False
-    """run each environment in a process of its own"""
     num_steps: Count = 128
     """number of steps per environment in a rollout"""
     anneal_lr: bool = True
