@@ -64,18 +64,22 @@ def test_threads_add_up_and_python_is_what_none_of_them_covers() -> None:
     }
 
 
-def test_a_gpu_is_told_apart_from_the_cpu_that_starts_its_work() -> None:
-    recorder = SimpleNamespace(has_gpu=True)
+def test_a_gpu_is_told_apart_from_the_cpu_that_starts_its_work(tmp_path: Path) -> None:
+    recorder = TorchRecorder(tmp_path)
 
-    def kind(name: str, annotation: bool = False) -> str:
-        event = SimpleNamespace(name=name, is_user_annotation=annotation)
-        return TorchRecorder.kind_on_cpu(recorder, event)  # type: ignore[arg-type]
+    recorder.has_gpu = True
 
-    assert kind("environment", True) == "environment" and kind("iteration", True) == ""
-    assert kind("Optimizer.step#Adam.step", True) == "", "mostly Python"
-    assert kind("aten::addmm") == kind("cudaLaunchKernel") == kind("cudaGraphLaunch") == "launches"
-    assert kind("aten::copy_") == kind("cudaMemcpyAsync") == "copies"
-    assert kind("cudaStreamSynchronize") == "copies"
+    def kind(name: str, category: str = "cpu_op") -> str:
+        return recorder.kind(category, name)
+
+    assert kind("environment", "user_annotation") == "environment"
+    assert kind("iteration", "user_annotation") == ""
+    assert kind("Optimizer.step#Adam.step", "user_annotation") == "", "mostly Python"
+    assert kind("aten::addmm") == kind("cudaGraphLaunch", "cuda_runtime") == "launches"
+    assert kind("aten::copy_") == kind("cudaMemcpyAsync", "cuda_runtime") == "copies"
+    assert kind("cudaStreamSynchronize", "cuda_runtime") == "copies"
+    assert kind("sgemm", "kernel") == "kernels"
+    assert kind("Memcpy DtoH", "gpu_memcpy") == kind("Memset", "gpu_memset") == "copies"
     recorder.has_gpu = False
     assert kind("aten::addmm") == "kernels" and kind("aten::copy_") == "copies"
 
@@ -84,6 +88,27 @@ def test_a_gpu_is_told_apart_from_the_cpu_that_starts_its_work() -> None:
     assert kind_on_host(SimpleNamespace(name="PjitFunction(f)", stats=[])) == "launches"
     assert kind_on_host(SimpleNamespace(name="dot.3", stats=[("hlo_op", "dot.3")])) == "kernels"
     assert kind_on_host(SimpleNamespace(name="DevicePut", stats=[])) == "copies"
+
+
+def test_a_trace_of_torch_is_read_from_its_file(tmp_path: Path) -> None:
+    recorder = TorchRecorder(tmp_path)
+    recorder.has_gpu = True
+    where = dict(pid=1, tid=2, ph="X")
+    events = [
+        dict(cat="user_annotation", name="environment", ts=10.0, dur=5.0, **where),
+        dict(cat="cpu_op", name="aten::mm", ts=20.0, dur=2.5, **where),
+        dict(cat="cuda_runtime", name="cudaLaunchKernel", ts=21.0, dur=1.0, **where | {"tid": 3}),
+        dict(cat="kernel", name="sgemm", ts=22.0, dur=7.0, **where | {"pid": 0}),
+        dict(cat="gpu_user_annotation", name="environment", ts=10.0, dur=5.0, **where | {"pid": 0}),
+        dict(cat="fwdbwd", name="fwdbwd", ph="s", ts=20.0, pid=1, tid=2, id=1),
+        dict(ph="M", name="process_name", pid=1, args={}),
+    ]
+    with gzip.open(recorder.path, "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    trace = recorder.trace()
+    main = [Span(10.0, 15.0, "environment"), Span(20.0, 22.5, "launches")]
+    assert trace.threads == [main, [Span(21.0, 22.0, "launches")]]
+    assert trace.gpu == [Span(22.0, 29.0, "kernels")]
 
 
 def test_the_report_of_a_gpu_says_so() -> None:
