@@ -195,8 +195,9 @@ def test_mean_of_updates() -> None:
     assert {tag: x.item() for tag, x in found.items()} == {"losses/a": 2.0, "losses/b": 20.0}
 
 
-def sampler_args(num_envs: int) -> SimpleNamespace:
-    return SimpleNamespace(num_envs=num_envs, compile=False, cudagraphs=True)
+def sampler_args(num_envs: int, compile: bool = False) -> SimpleNamespace:
+    both = dict(cudagraphs=True, torch_deterministic=True)
+    return SimpleNamespace(num_envs=num_envs, compile=compile, **both)
 
 
 def small_agents() -> list[nn.Module]:
@@ -209,10 +210,11 @@ def small_agents() -> list[nn.Module]:
     return [ppo.Agent(discrete), continuous]
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_rollouts_act_in_numpy_as_torch_does(which: int) -> None:
+@pytest.mark.parametrize("which, compile", [(0, False), (1, False), (1, True)])
+def test_rollouts_act_in_numpy_as_torch_does(which: int, compile: bool, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     agent = small_agents()[which]
-    sample = Sampler(agent, CPU, sampler_args(4))
+    sample = Sampler(agent, CPU, sampler_args(4, compile))
     assert sample.in_numpy
     for seed in range(3):
         obs = np.random.default_rng(seed).standard_normal((4, 5)).astype(np.float32)

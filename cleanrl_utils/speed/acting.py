@@ -23,7 +23,7 @@ class Sampler:
         self.agent = agent
         self.on_device = PolicyOnDevice(partial(agent.act, greedy=False), device, args)
         self.on_cpu = agent if device.type == "cpu" else deepcopy(agent).cpu()
-        small = args.num_envs <= MOST_ROWS_IN_NUMPY and not args.compile
+        small = args.num_envs <= MOST_ROWS_IN_NUMPY
         self.in_numpy = numpy_method(self.on_cpu, "act", greedy=False) if small else None
 
     def fetch(self) -> None:

@@ -68,7 +68,7 @@ def inference(function: Callable, device: torch.device, args: Any) -> Forward:
     """A network, or another function of observations, as a function from NumPy to NumPy. On the
     CPU, NumPy computes a network of small layers, with the weights that optimizers change."""
     on_device = PolicyOnDevice(lambda obs: function(obs), device, args)
-    small = device.type == "cpu" and args.num_envs <= MOST_ROWS_IN_NUMPY and not args.compile
+    small = device.type == "cpu" and args.num_envs <= MOST_ROWS_IN_NUMPY
     if small and isinstance(function, nn.Module):
         return numpy_method(function, "forward") or on_device
     return on_device
