@@ -58,7 +58,7 @@ class SpeedArgs:
     peers: bool = False
     """measure the installed libraries, too"""
     write: bool = False
-    """keep the figures in benchmark/speed.csv, by script and hardware"""
+    """keep the figures in benchmark/speed.csv, by script, flags and hardware"""
     check: bool = False
     """fail if a script is slower than its figure in benchmark/speed.csv for this hardware"""
     of_process: str = ""
@@ -68,6 +68,11 @@ class SpeedArgs:
 @dataclass
 class Figure:
     """A row of benchmark/speed.csv."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What a later measurement replaces, and is compared with."""
+        return self.script, self.flags, self.hardware
 
     script: str
     env_id: str
@@ -227,8 +232,8 @@ def measure(name: str, args: SpeedArgs) -> Figure:
     )
 
 
-def committed() -> dict[tuple[str, str], Figure]:
-    """The figures of benchmark/speed.csv by script and hardware."""
+def committed() -> dict[tuple[str, str, str], Figure]:
+    """The figures of benchmark/speed.csv."""
     if not FIGURES.exists():
         return {}
     figures = {}
@@ -236,12 +241,12 @@ def committed() -> dict[tuple[str, str], Figure]:
         for row in csv.DictReader(file):
             kinds = inspect.get_annotations(Figure)
             figure = Figure(**{name: kinds[name](value) for name, value in row.items()})
-            figures[figure.script, figure.hardware] = figure
+            figures[figure.key] = figure
     return figures
 
 
 def write(figures: list[Figure]) -> None:
-    rows = committed() | {(figure.script, figure.hardware): figure for figure in figures}
+    rows = committed() | {figure.key: figure for figure in figures}
     with open(FIGURES, "w", newline="") as file:
         writer = csv.DictWriter(file, list(inspect.get_annotations(Figure)), lineterminator="\n")
         writer.writeheader()
@@ -294,9 +299,9 @@ def main() -> None:
         if args.write:
             write([figure])
     if args.check:
-        known = [figure for figure in figures if (figure.script, figure.hardware) in before]
-        problems += [slower(figure, before[figure.script, figure.hardware]) for figure in known]
-        print(f"{len(known)} of {len(figures)} have a figure for this hardware")
+        known = [figure for figure in figures if figure.key in before]
+        problems += [slower(figure, before[figure.key]) for figure in known]
+        print(f"{len(known)} of {len(figures)} have a figure for these flags and this hardware")
     if any(problems):
         raise Stopped("; ".join(filter(None, problems)))
 

@@ -27,14 +27,17 @@ def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-def test_figures_are_kept_by_script_and_hardware(speed) -> None:
+def test_figures_are_kept_by_script_flags_and_hardware(speed) -> None:
     ppo = speed.Figure(*PPO)
-    other = replace(ppo, hardware="a GPU", steps_per_second=9000)
-    speed.write([ppo, other])
+    gpu = replace(ppo, hardware="a GPU", steps_per_second=9000)
+    compiled = replace(ppo, flags="--compile", steps_per_second=1200)
+    speed.write([ppo, gpu, compiled])
     speed.write([replace(ppo, steps_per_second=1100)])
     figures = speed.committed()
-    assert figures["ppo", "a CPU"].steps_per_second == 1100
-    assert figures["ppo", "a GPU"] == other
+    assert figures["ppo", "", "a CPU"].steps_per_second == 1100
+    assert figures["ppo", "", "a GPU"] == gpu
+    assert figures["ppo", "--compile", "a CPU"] == compiled
+    assert "| `ppo --compile` | `CartPole-v1` | 1,200 |" in pages_speed.speed_tables(speed.FIGURES)
 
 
 def test_only_a_loss_beyond_the_noise_is_named(speed) -> None:
@@ -64,7 +67,7 @@ def test_a_script_that_fails_does_not_stop_the_others(speed, monkeypatch, capsys
         speed.main()
     printed = capsys.readouterr()
     assert "| dqn |" in printed.out and "ppo could not be measured" in printed.err
-    assert set(speed.committed()) == {("dqn", "a CPU")}
+    assert set(speed.committed()) == {("dqn", "", "a CPU")}
 
 
 def test_every_script_is_measured(speed) -> None:

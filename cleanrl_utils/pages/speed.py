@@ -33,7 +33,8 @@ def table_row(row: dict[str, str], memory: list[str]) -> str:
     and the memory it uses."""
     speed = int(row["steps_per_second"])
     limit = int(row["limit"])
-    cells = [f"`{row['script']}`", f"`{row['env_id'].split(':')[-1]}`", f"{speed:,}"]
+    compiled = " --compile" if "--compile" in row["flags"].split() else ""
+    cells = [f"`{row['script']}{compiled}`", f"`{row['env_id'].split(':')[-1]}`", f"{speed:,}"]
     cells += [compared(row), f"{speed / limit:.0%}" if limit else ""]
     cells += [f"{int(row[column]):,}" for column in memory]
     return f"| {' | '.join(cells)} |"
