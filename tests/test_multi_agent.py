@@ -1,5 +1,10 @@
 """Self-play: observations, rewards and learning of each player, in PettingZoo's and known games."""
 
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ from cleanrl_utils.running.evaluation import import_script
 
 pytest.importorskip("cv2")
 NAME = "ppo_pettingzoo_ma_atari"
+ROOT = Path(__file__).resolve().parent.parent
 GAMES = ["pong_v3", "surround_v2", "tennis_v3", "basketball_pong_v3"]
 LEARN = (
     f"--gamma {GAMMA} --num-envs 4 --num-steps 10 --num-minibatches 1 --learning-rate 0.002"
@@ -190,6 +196,47 @@ def test_own_games_without_pictures_are_refused(name: str, words: str, train, ca
     lines = capsys.readouterr().err.splitlines()
     assert stopped.value.code == 2 and len(lines) == 1, lines
     assert "--env-id" in lines[0] and words in lines[0]
+
+
+class Knows:
+    """Acts as the best player of Which: by the channel that names the player."""
+
+    def act(self, obs: torch.Tensor, greedy: bool) -> torch.Tensor:
+        return obs[:, 5, 0, 0]
+
+
+class Zero:
+    def act(self, obs: torch.Tensor, greedy: bool) -> torch.Tensor:
+        return torch.zeros(len(obs), dtype=torch.long)
+
+
+@pytest.fixture
+def match(monkeypatch):
+    spec = importlib.util.spec_from_file_location("match_tool", ROOT / "benchmark" / "match.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "match_tool", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_two_models_change_sides_after_each_game(match) -> None:
+    env = make("players:Which")
+    returns = match.play_match(env, [Knows(), Zero()], games=4, seed=1)
+    assert returns.tolist() == [[1, 0], [1, 1], [1, 0], [1, 1]]
+
+
+def test_a_match_of_saved_models(match, train, monkeypatch, capsys) -> None:
+    done = train(NAME, f"--env-id players:Which --total-timesteps 40 --save-model {LEARN}")
+    (model,) = done.folder.glob("*.cleanrl_model")
+    words = ["match.py", str(model), str(model), "--games", "3"]
+    monkeypatch.setattr(sys, "argv", [*words, "--env-id", "players:Which"])
+    match.main()
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"wins \d+% of 3 games, mean return [01]\.\d$", printed, re.M)) == 2
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="2"):
+        match.main()
 
 
 def test_games_in_processes_are_the_same_games(train) -> None:
