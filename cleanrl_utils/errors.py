@@ -33,6 +33,20 @@ def quiet_excepthook(kind: type[BaseException], value: BaseException, trace: Any
         sys.__excepthook__(kind, value, trace)
 
 
+def interrupted_excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+    """sys.excepthook of commands: one line for Ctrl+C; Python then ends with status 130."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("\ninterrupted", file=sys.stderr, flush=True)
+    else:
+        sys.__excepthook__(kind, value, trace)
+
+
+def quiet_interrupts() -> None:
+    """Let Ctrl+C end this command without a traceback; not with python -i."""
+    if not sys.flags.interactive and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = interrupted_excepthook
+
+
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
     """Do not print the line of a BadInput; for code that catches it."""

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -279,3 +280,24 @@ def test_a_run_says_its_peak_of_memory(train, capfd) -> None:
     summary = json.loads((done.folder / "finished.json").read_text())
     assert 50 < summary["peak_memory_mb"] < 100_000 and "peak_gpu_memory_mb" not in summary
     assert f"; peak memory {summary['peak_memory_mb']:,} MB; metrics in" in capfd.readouterr().err
+
+
+# -- Ctrl+C ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Python ends by SIGINT, which a shell calls 130")
+@pytest.mark.parametrize(
+    "command, module",
+    [
+        ("-m cleanrl_utils.enjoy", "tyro"),
+        ("-m cleanrl_utils.results show runs", "pandas"),
+        (f"{ROOT}/cleanrl/ppo.py --env-id interrupted:X-v0", "interrupted"),
+    ],
+)
+def test_ctrl_c_during_imports_is_one_line(command: str, module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt\n")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    words = [sys.executable, *command.split()]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.stderr == "\ninterrupted\n"
+    assert done.returncode == -signal.SIGINT

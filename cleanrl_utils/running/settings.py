@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 import tyro
 
-from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.errors import BadInput, quiet_interrupts, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.help import print_help
 from cleanrl_utils.running.stored import restore_settings
@@ -167,6 +167,7 @@ C = TypeVar("C")
 
 def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
     """Parse the settings of a script; a mistake is one line and exit status 2."""
+    quiet_interrupts()
     argv = normalise(cls, sys.argv[1:] if argv is None else argv)
     if "--help" in argv:
         print_help(cls)
