@@ -48,6 +48,15 @@ def quiet_interrupts() -> None:
 
 
 @contextlib.contextmanager
+def interruptible(hint: str) -> Iterator[None]:
+    """Turn Ctrl+C into one line with a hint, and status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted; {hint}", 130) from None
+
+
+@contextlib.contextmanager
 def silenced() -> Iterator[None]:
     """Do not print the line of a BadInput; for code that catches it."""
     before = BadInput.printed

@@ -45,13 +45,14 @@ from cleanrl_utils.analysis.grouping import count
 from cleanrl_utils.analysis.stats import mean_and_std
 from cleanrl_utils.analysis.study import (
     AnyTrial,
-    check_same_scores,
+    at_least_one,
+    check_same_study,
     is_range,
     open_study,
     study_page,
     without_password,
 )
-from cleanrl_utils.errors import missing_package, require
+from cleanrl_utils.errors import BadInput, interruptible, missing_package, require
 from cleanrl_utils.launching.training import (
     RunFailed,
     Training,
@@ -163,6 +164,7 @@ class Tuner:
 
     # -- the study --------------------------------------------------------------------------
 
+    @interruptible("the same call continues the study")
     def tune(self, num_trials: int, num_seeds: int, fresh_seeds: int = 3) -> optuna.Study:
         """Run trials until the study has `num_trials`, then test the best settings.
 
@@ -171,7 +173,7 @@ class Tuner:
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
         require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
-        check_same_scores(self.study, self.scored)
+        check_same_study(self.study, self.scored, self.params_fn)
         self.requeue_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are already done" if done else ""
@@ -444,5 +446,5 @@ class Tuner:
         return shlex.join(tool)
 
 
-def at_least_one(name: str, number: int) -> None:
-    require(number >= 1, f"Tuner: {name} must be at least 1, got {number}")
+if __name__ == "__main__":
+    raise BadInput("the tuner is used in Python: see docs/advanced/hyperparameter-tuning.md")

@@ -320,6 +320,67 @@ def test_a_study_with_other_scores_is_not_continued(
     assert stop.value.code == 2 and said.count("\n") == 1 and message in said
 
 
+def steps_of_16_or_32(trial: Any) -> dict[str, Any]:
+    steps = trial.suggest_categorical("num-steps", [16, 32])
+    return {
+        "num-steps": steps,
+        "gamma": trial.suggest_float("gamma", 0.9, 1),
+        "total-timesteps": 64,
+    }
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda trial: {"num-steps": trial.suggest_categorical("num-steps", [16, 64])},
+            "has num-steps one of 16, 32, this call one of 16, 64: use another study_name",
+        ),
+        (
+            lambda trial: {"gamma": trial.suggest_float("gamma", 0.9, 1, log=True)},
+            "has gamma a float from 0.9 to 1.0, this call a float from 0.9 to 1.0, log=True: use",
+        ),
+        (lambda trial: {"total_timesteps": 128}, "has total-timesteps 64, this call 128: use"),
+        (lambda trial: {}, "has total-timesteps 64, this call unset: use another study_name"),
+    ],
+)
+def test_a_study_with_other_parameters_is_not_continued(
+    change: Any, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(Tuner, "one_run", scores_one)
+    make_tuner(steps_of_16_or_32).tune(num_trials=1, num_seeds=1, fresh_seeds=0)
+    make_tuner(
+        lambda trial: {"gamma": trial.suggest_float("gamma", 0, 1), "total-timesteps": 64}
+    ).tune(num_trials=2, num_seeds=1, fresh_seeds=0)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        make_tuner(change).tune(num_trials=3, num_seeds=1)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and message in said
+
+
+def test_ctrl_c_is_one_line_and_the_trial_is_queued_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(*_: Any) -> Generator[None, None, float]:
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tuner, "one_run", interrupted)
+    tuner = make_tuner(steps_of_16_or_32)
+    with pytest.raises(SystemExit) as stop:
+        tuner.tune(num_trials=1, num_seeds=1)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "\ninterrupted; the same call continues the study\n"
+    assert [trial.state.name for trial in tuner.study.trials] == ["FAIL", "WAITING"]
+
+
+def test_the_tuner_is_no_command(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "cleanrl_utils.tuner", "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.startswith("error: the tuner is used in Python")
+
+
 def test_settings_that_the_tuner_sets_itself_are_refused(capsys: pytest.CaptureFixture) -> None:
     for name in ("seed", "env-id", "runs_dir"):
         with pytest.raises(SystemExit) as stop:

@@ -4,6 +4,7 @@ import html
 import math
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -11,6 +12,13 @@ from cleanrl_utils.errors import BadInput, missing_package, require
 
 try:
     import optuna
+    from optuna.distributions import (
+        BaseDistribution,
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+        check_distribution_compatibility,
+    )
     from optuna.trial import Trial, TrialState
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import (
@@ -24,6 +32,7 @@ except ImportError:
     raise missing_package("optuna", "optuna") from None
 
 SCORED = "scored"  # key in the study of what its scores are
+LENGTH = "total-timesteps"
 ATTEMPTS = 4  # to open a study: several machines may create its tables at once
 
 
@@ -111,15 +120,68 @@ def figures(study: optuna.Study) -> list[Any]:
     return drawn
 
 
+def check_same_study(
+    study: optuna.Study, scored: dict[str, Any], params_fn: Callable[[Any], Mapping[str, Any]]
+) -> None:
+    """Stop if the earlier trials of a study are not comparable with those of this call."""
+    check_same_scores(study, scored)
+    check_same_space(study, params_fn)
+    study.set_user_attr(SCORED, scored)
+
+
 def check_same_scores(study: optuna.Study, scored: dict[str, Any]) -> None:
     """Stop if the earlier trials of a study were scored in another way."""
     direction = study.direction.name.lower()
     earlier = {**study.user_attrs.get(SCORED, {}), "direction": direction}
     for name, value in scored.items():
-        differs = f"has {name} {earlier.get(name)}, this call {value}: use another study_name"
-        same = earlier.get(name, value) == value
-        require(same, f"Tuner: study {study.study_name} {differs}")
-    study.set_user_attr(SCORED, scored)
+        if earlier.get(name, value) != value:
+            raise other_study(study, f"has {name} {earlier.get(name)}, this call {value}")
+
+
+def check_same_space(study: optuna.Study, params_fn: Callable[[Any], Mapping[str, Any]]) -> None:
+    """Stop if the earlier trials of a study had other kinds of parameters, or runs of other length.
+
+    Optuna allows other ranges of numbers, and more or fewer parameters.
+    """
+    earlier = [trial for trial in study.get_trials(deepcopy=False) if "params" in trial.user_attrs]
+    if not earlier:
+        return
+    now = optuna.create_study().ask()  # of a study in memory: only to see the parameters
+    length = length_of(params_fn(AnyTrial(now)))
+    for trial in earlier:
+        for name, old in trial.distributions.items():
+            new = now.distributions.get(name, old)
+            try:
+                check_distribution_compatibility(old, new)
+            except ValueError:
+                differs = f"has {name} {describe(old)}, this call {describe(new)}"
+                raise other_study(study, differs) from None
+        old_length = length_of(trial.user_attrs["params"])
+        fixed = LENGTH not in {**trial.params, **now.params}
+        if fixed and length != old_length and trial.state != TrialState.FAIL:
+            raise other_study(study, f"has {LENGTH} {old_length}, this call {length}")
+
+
+def length_of(params: Mapping[str, Any]) -> Any:
+    """The total timesteps among these settings, "unset" without."""
+    return {name.replace("_", "-"): value for name, value in params.items()}.get(LENGTH, "unset")
+
+
+def describe(space: BaseDistribution) -> str:
+    """The values that a parameter can have."""
+    if isinstance(space, CategoricalDistribution):
+        return f"one of {', '.join(map(str, space.choices))}"
+    assert isinstance(space, FloatDistribution | IntDistribution)
+    kind = "a float" if isinstance(space, FloatDistribution) else "an int"
+    return f"{kind} from {space.low} to {space.high}" + (", log=True" if space.log else "")
+
+
+def other_study(study: optuna.Study, differs: str) -> BadInput:
+    return BadInput(f"Tuner: study {study.study_name} {differs}: use another study_name")
+
+
+def at_least_one(name: str, number: int) -> None:
+    require(number >= 1, f"Tuner: {name} must be at least 1, got {number}")
 
 
 def is_range(target: Any) -> bool:
