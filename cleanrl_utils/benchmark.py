@@ -141,6 +141,8 @@ def terminate(number: int, frame: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = parse_command(BenchmarkArgs, argv)
     command = Command(args.command)
+    if args.env_ids:
+        jobs.refuse_flag(command.words, "--env-id", "--env-ids sets it")
     all_jobs = plan(args, command)
     tags = all_tags(args)
     for note in command.notes:
@@ -156,10 +158,12 @@ def main(argv: list[str] | None = None) -> int:
         args.backend = "local"
         args.workers = 1
         args.gpus_per_run = 0  # the scheduler chooses the GPUs
-    elif args.backend == "local" and args.workers == 0:
-        for job in all_jobs:
-            print(shlex.join(job.words()))
-        return 0
+    elif args.backend == "local":
+        command.require_script()
+        if args.workers == 0:
+            for job in all_jobs:
+                print(shlex.join(job.words()))
+            return 0
     if args.backend == "aws-batch":
         from cleanrl_utils.launching.aws_batch import run_aws_batch
 

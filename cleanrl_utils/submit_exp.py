@@ -18,7 +18,7 @@ from typing import Literal
 
 from cleanrl_utils.errors import require
 from cleanrl_utils.launching.aws_batch import Submission
-from cleanrl_utils.launching.jobs import split
+from cleanrl_utils.launching.jobs import refuse_flag, split
 from cleanrl_utils.launching.options import BatchArgs
 from cleanrl_utils.running.settings import parse_command
 
@@ -40,6 +40,10 @@ class SubmitArgs(BatchArgs):
     archs: str = "linux/amd64"
     """platforms of the Docker image, e.g. linux/amd64,linux/arm64"""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.num_seed >= 1, f"--num-seed must be at least 1, got {self.num_seed}")
+
 
 def build_commands(args: SubmitArgs) -> list[list[str]]:
     """The commands that build the image; it stores the commit for the records of its runs."""
@@ -59,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_command(SubmitArgs, argv)
     typed = split("--command", args.command)
     require(bool(typed), "--command needs a command, e.g. 'python cleanrl/ppo.py'")
+    refuse_flag(typed, "--seed", "--num-seed sets it")
     words = ["python", "-m", "cleanrl_utils.benchmark", "--command", args.command]
     words += ["--num-seeds", str(args.num_seed), "--index", "aws-batch", "--no-auto-tag"]
     scripts = [word for word in typed if word.endswith(".py")]

@@ -134,6 +134,25 @@ def test_what_aws_refuses_is_one_line_and_a_failure(batch: Any) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["--provider", "aws"], "--region"),
+        (["--num-seed", "0"], "--num-seed"),
+        (["--command", "python cleanrl/ppo.py --seed 3"], "--num-seed"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_flag(
+    words: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(SystemExit) as stop:
+        submit_exp.main(words)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and named in said and said.count("\n") == 1
+
+
 def test_the_benchmark_submits_an_array_whose_elements_run(batch: Any, tmp_path: Path) -> None:
     """Run the container's command on this machine, as element 1 of the array."""
     flags = ["--env-ids", "CartPole-v1", "Acrobot-v1", "--num-seeds", "2", "--workers", "4"]

@@ -68,10 +68,12 @@ class Submission:
 
     def call(self, function: Any, **request: Any) -> Any:
         """Call AWS; its errors are one line and exit status 1."""
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
         try:
             return function(**request)
+        except NoRegionError:
+            raise BadInput("AWS: no region is configured: use --region us-east-1") from None
         except (BotoCoreError, ClientError) as error:
             raise SystemExit(f"error: AWS: {error}") from None
 

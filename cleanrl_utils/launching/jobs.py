@@ -44,6 +44,12 @@ def split(flag: str, text: str) -> list[str]:
         raise BadInput(f"{flag}: cannot be read ({error})") from None
 
 
+def refuse_flag(words: list[str], flag: str, why: str) -> None:
+    """Stop if a command has a flag that the tool would silently replace."""
+    has_it = any(word.partition("=")[0] == flag for word in words)
+    require(not has_it, f"--command: leave out {flag}, {why}")
+
+
 @dataclass
 class Command:
     """A command line, prepared to run on this machine."""
@@ -64,8 +70,8 @@ class Command:
             self.notes.append(f"{words[0]} is not installed: '{words[0]} run' left out")
             words = words[2:]
         require(bool(words), "--command needs a command, e.g. 'python cleanrl/ppo.py'")
-        resumes = any(word.partition("=")[0] == "--resume" for word in words)
-        require(not resumes, "--command: leave out --resume, interrupted runs resume by themselves")
+        refuse_flag(words, "--resume", "interrupted runs resume by themselves")
+        refuse_flag(words, "--seed", "--start-seed and --num-seeds set it")
         if words[0] in ("python", "python3"):  # the Python that has our packages
             words[0] = sys.executable
         require(
@@ -87,6 +93,11 @@ class Command:
     def script(self) -> str:
         """The name of the script without .py, or of the program."""
         return self.path.stem
+
+    def require_script(self) -> None:
+        """Stop if the command names a Python script that does not exist."""
+        found = self.path.suffix != ".py" or self.path.is_file()
+        require(found, f"--command: {self.path}: no such file")
 
     def code(self, env_id: str) -> str:
         """A hash of the Python code that this command runs; empty if it is no Python script."""

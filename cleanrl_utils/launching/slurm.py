@@ -102,7 +102,8 @@ def submit(script: str, logs: Path, new: list[Job], args: LaunchArgs, env: dict[
     done = subprocess.run(
         ["sbatch", "--parsable", *options, str(path)], capture_output=True, text=True, env=env
     )
-    require(done.returncode == 0, f"sbatch refused {path}: {done.stderr.strip()}")
+    reasons = "; ".join(line for line in done.stderr.splitlines() if line.strip())
+    require(done.returncode == 0, f"--backend slurm: sbatch refused {path}: {reasons}")
     number = done.stdout.strip().partition(";")[0]
     for job in new:
         job.home.mkdir(parents=True, exist_ok=True)
