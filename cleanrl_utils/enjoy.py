@@ -173,7 +173,7 @@ def enjoy(args: EnjoyArgs) -> list[float]:
     videos = f"videos/{video_name(path)}-enjoy"
     epsilon = 0.0 if args.greedy else getattr(settings, "end_e", 0.0)
     make_env = partial(module.make_env, **settings.env_settings)
-    print(f"{path}: {settings.env_id}, {args.eval_episodes} episodes")
+    print(f"{path}: {settings.env_id}")
     returns = evaluation.play(
         policy,
         make_env,

@@ -1,17 +1,20 @@
 """Tables of runs, and the committed results of our own runs in benchmark/results.
 
-python -m cleanrl_utils.results show runs           # a table, one row per group of equal settings
-python -m cleanrl_utils.results add runs            # add finished runs to benchmark/results
-python -m cleanrl_utils.results plot runs/NAME      # draw its learning curve
-python -m cleanrl_utils.results export              # benchmark/results as one Parquet file
-python -m cleanrl_utils.results export runs         # every logged value of all runs as Parquet
+    python -m cleanrl_utils.results show runs        # a table, one row per group of equal settings
+    python -m cleanrl_utils.results add runs         # add finished runs to benchmark/results
+    python -m cleanrl_utils.results plot runs/NAME   # draw its learning curve
+    python -m cleanrl_utils.results export           # benchmark/results as one Parquet file
+    python -m cleanrl_utils.results export runs      # every logged value of all runs as Parquet
 
-from cleanrl_utils import results
-results.load()                                # committed curves, one row per point
-results.read_metrics("runs/NAME")             # every logged value of one run
-results.read_many(results.find_runs("runs"))  # ... of many runs
+In Python:
+
+    from cleanrl_utils import results
+    results.load()                                # committed curves, one row per point
+    results.read_metrics("runs/NAME")             # every logged value of one run
+    results.read_many(results.find_runs("runs"))  # ... of many runs
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -71,7 +74,11 @@ def main(argv: list[str] | None = None) -> None:
     runs = [run for place in args.where for run in find_runs(place)]
     require(bool(runs), f"{', '.join(args.where)}: no run found")
     if args.action == "plot":
+        plotted = [run for run in runs if (run.metrics().tag == RETURN).any()]
         for run in runs:
+            if run not in plotted:
+                print(f"note: {run.folder}: no finished episode to plot", file=sys.stderr)
+        for run in plotted:
             print(plot(run, run.folder / "curve.png"))
         return
     print(table(pd.DataFrame([summary(run) | {"finished": run.finished} for run in runs])))

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cleanrl_utils.errors import require
 from cleanrl_utils.pages.scripts import ROOT, relatives
 from cleanrl_utils.running.settings import parse_command
 
@@ -140,6 +141,7 @@ def fix(path: Path, findings: list[Finding]) -> None:
 def main() -> None:
     args = parse_command(SyncArgs)
     folders = [Path(args.folder)] if args.folder else FOLDERS
+    require(folders[0].is_dir(), f"--folder {folders[0]}: no such folder")
     paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]
     for _ in range(4 if args.fix else 1):  # a relative may itself be mended
         sources = {path.stem: path.read_text() for path in paths}

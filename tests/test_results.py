@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from fake_runs import make_run
 
 from cleanrl_utils import reproduce, results
@@ -140,6 +141,26 @@ def test_a_run_without_a_finished_episode_says_so(capsys: pytest.CaptureFixture)
     make_run(Path("runs"), 2, 100.0)
     score = cells(show(capsys))[0][2]
     assert score.endswith("(1 of 2 seeds finished no episode)") and "±" not in score
+
+
+def test_a_run_without_a_finished_episode_is_not_plotted(capsys: pytest.CaptureFixture) -> None:
+    empty = make_run(Path("runs"), 1, 0.0, episodes=0)
+    full = make_run(Path("runs"), 2, 100.0)
+    results.main(["plot", "runs"])
+    said = capsys.readouterr()
+    assert said.out == f"{full}/curve.png\n"
+    assert said.err == f"note: {empty}: no finished episode to plot\n"
+    assert not (empty / "curve.png").exists()
+
+
+def test_help_shows_commands_as_they_are_typed(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "cleanrl_utils.results"]
+    done = subprocess.run([*words, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.startswith("usage: python -m cleanrl_utils.results [-h]")
+    assert "\n    python -m cleanrl_utils.results plot runs/NAME " in done.stdout
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stderr.startswith("error: missing: {show,add,plot,export} ")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
 def test_trials_of_the_tuner_are_apart(capsys: pytest.CaptureFixture) -> None:

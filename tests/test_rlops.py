@@ -157,7 +157,12 @@ def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureF
     for flags, message in [
         ("--tags v1 v2 --fail-on-regression", "1 unfinished run"),
         ("--tags v1 --fail-on-regression", "needs two sets"),
-        ("--tags v1 v3", "no run for v3"),
+        ("--tags v1 v3", "error: runs: no run with tag v3\n"),
+        ("--exp-name dqn", "error: runs: no run of dqn\n"),
+        (
+            "--exp-name ppo --commits fff --env-ids A-v0 B-v0",
+            "error: runs: no run of ppo of commit fff on A-v0 or B-v0\n",
+        ),
         ("--tags v1 --metric charts/nothing", "no finished run that logged charts/nothing"),
         ("--runs-dir nowhere", "--runs-dir nowhere: no such folder"),
         ("--tags v1 --metric-last-n-average-window 0", "at least 1"),

@@ -102,7 +102,7 @@ def find_sets(args: SetArgs) -> list[RunSet]:
         label = label_of(choice, choices, split)
         if not runs and split:
             continue  # not every combination of values was run
-        require(bool(runs), f"no run for {label}{f' on {args.env_ids}' if args.env_ids else ''}")
+        require(bool(runs), no_run(choice, args.env_ids))
         sets.append(RunSet(label, choose(runs, label, args)))
     require(bool(sets), "--split-by: no run has these settings")
     sources.read_curves([run for s in sets for run in s.runs])
@@ -111,6 +111,16 @@ def find_sets(args: SetArgs) -> list[RunSet]:
         check_length(s, args)
         note_differences(s)
     return sets
+
+
+def no_run(choice: Sequence[str | None], env_ids: Sequence[str]) -> str:
+    """The error for a set without runs: which source has no run of what."""
+    source, exp_name, tag, commit = choice[:4]
+    text = f"{source}: no run"
+    text += f" of {exp_name}" if exp_name else ""
+    text += f" with tag {tag}" if tag else ""
+    text += f" of commit {commit}" if commit else ""
+    return text + (f" on {' or '.join(env_ids)}" if env_ids else "")
 
 
 def find_everything(args: SetArgs) -> tuple[list[OneRun], list[str]]:

@@ -289,9 +289,9 @@ def play(
 
 def describe(returns: list[float]) -> str:
     """Mean, number and range of some returns, in words."""
-    mean = f"mean return {np.mean(returns):.2f} over {len(returns)} episodes"
     if len(returns) == 1:
-        return mean
+        return f"return {returns[0]:.2f} of 1 episode"
+    mean = f"mean return {np.mean(returns):.2f} over {len(returns)} episodes"
     return f"{mean}, from {min(returns):.2f} to {max(returns):.2f}"
 
 

@@ -33,7 +33,7 @@ def require_login() -> None:
         from huggingface_hub import get_token
 
         hint = "set HF_TOKEN or run `hf auth login`"
-        require(get_token() is not None, f"--upload-model: not logged in to the hub: {hint}")
+        require(get_token() is not None, f"cannot upload: not logged in to the hub: {hint}")
 
 
 def upload(folder: Path, hf_entity: str) -> None:

@@ -12,6 +12,7 @@ import inspect
 import io
 import itertools
 import math
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,10 +189,12 @@ def parse_command(cls: type[C], argv: list[str] | None = None) -> C:
 
 def run_tyro(cls: type[C], argv: list[str], default: Any = tyro.MISSING_NONPROP) -> C:
     messages = io.StringIO()
+    module = getattr(sys.modules[cls.__module__], "__spec__", None)  # of python -m
+    prog = f"python -m {module.name}" if module else None
     try:
         with contextlib.redirect_stderr(messages):
             description = inspect.getdoc(sys.modules[cls.__module__])
-            return tyro.cli(cls, args=argv, default=default, description=description)
+            return tyro.cli(cls, prog=prog, args=argv, default=default, description=description)
     except BadInput as bad:  # from the class's own checks
         raise BadInput(bad.message) from None
     except SystemExit as stop:
@@ -283,6 +286,7 @@ def first_message(box: str) -> str:
     while lines and not lines[0]:
         lines.pop(0)
     text = " ".join(itertools.takewhile(bool, lines))
+    text = re.sub(r"^Missing from .*?: (.*?)( \(required\))?$", r"missing: \1", text)
     return text or "the command line cannot be parsed; see --help"
 
 
