@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 from fake_runs import make_run
 
-from cleanrl_utils import reproduce, results
+from cleanrl_utils import reproduce, results, rlops
 from cleanrl_utils.analysis import grouping, stats
 from cleanrl_utils.analysis.palette import colors
 from cleanrl_utils.errors import BadInput
@@ -133,6 +133,24 @@ def test_unfinished_runs_and_other_code_are_said(capsys: pytest.CaptureFixture) 
     first, second = cells(printed)
     assert (first[4], first[7]) == ("2", "") and (second[4], second[7]) == ("1", "not finished")
     assert "its runs are of different code: 1111 (seed 1); 2222 (seed 2)" in printed
+
+
+def test_runs_that_were_resumed_with_other_code_are_named(capsys: pytest.CaptureFixture) -> None:
+    edited = {"edited": [{"at_step": 100, "code": "2222"}]}
+    make_run(Path("runs"), 1, 100.0, code="1111", more=edited)
+    assert "note: ppo on CartPole-v1: seed 1 was resumed with other code\n" in show(capsys)
+    assert rlops.main(["--exp-name", "ppo"]) == 0
+    assert "note: ppo: CartPole-v1__ppo__1__aaa was resumed with" in capsys.readouterr().err
+
+
+def test_earlier_runs_of_other_code_are_said(capsys: pytest.CaptureFixture) -> None:
+    make_run(Path("runs"), 1, 100.0, code="1111", name="old")
+    make_run(Path("runs"), 1, 100.0, code="2222", name="new")
+    assert "same seed and settings not counted, of other code\n" in show(capsys)
+    rlops.main(["--exp-name", "ppo"])
+    assert "1 earlier run of the same tasks and seeds left out, of other code\n" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_run_without_a_finished_episode_says_so(capsys: pytest.CaptureFixture) -> None:

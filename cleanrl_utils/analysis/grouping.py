@@ -83,6 +83,11 @@ def code_version(record: Mapping[str, Any]) -> str:
     return git.get("commit", "")[:12] + "*" * bool(git.get("dirty"))
 
 
+def is_mixed(code: str) -> bool:
+    """Whether a run was resumed with other code than it began with."""
+    return "+" in code
+
+
 def flag_name(name: str) -> str:
     """The name of a setting for the user: its flag, if it is one."""
     return name.replace("_", " ") if name in NOT_FLAGS else flag(name)

@@ -205,7 +205,9 @@ def choose(runs: list[OneRun], label: str, args: SetArgs) -> list[OneRun]:
         chosen += grouping.newest_per_seed(mine)
     dropped = len(counted) - len(chosen)
     if dropped:
-        say(f"{label}: {count(dropped, 'earlier run')} of the same tasks and seeds left out")
+        same_code = {run.code for run in counted} == {run.code for run in chosen}
+        other = "" if same_code else ", of other code"
+        say(f"{label}: {count(dropped, 'earlier run')} of the same tasks and seeds left out{other}")
     seeds = {(run.env_id, run.seed) for run in chosen}
     lost = [run for run in runs if not run.finished and (run.env_id, run.seed) not in seeds]
     if lost:
@@ -264,6 +266,9 @@ def note_differences(s: RunSet) -> None:
     if len(codes) > 1:
         texts = [f"{code or 'unknown'} ({count(number, 'run')})" for code, number in codes.items()]
         say(f"{s.label}: runs of different code: {', '.join(texts)}")
+    for run in s.runs:
+        if grouping.is_mixed(run.code):
+            say(f"{s.label}: {run.name} was resumed with other code")
     firsts = [s.on(task)[0].settings for task in s.tasks()]
     different = grouping.differing(firsts)
     if different:

@@ -163,6 +163,7 @@ class Group:
     settings: dict[str, str]
     runs: pd.DataFrame
     superseded: int  # earlier runs of the same seeds
+    superseded_other_code: bool
 
     @property
     def name(self) -> str:
@@ -193,7 +194,11 @@ class Group:
         found = []
         if self.superseded:
             runs = count(self.superseded, "earlier run")
-            found.append(f"{self.name}: {runs} of the same seed and settings not counted")
+            other = ", of other code" if self.superseded_other_code else ""
+            found.append(f"{self.name}: {runs} of the same seed and settings not counted{other}")
+        for run in self.runs.itertuples():
+            if grouping.is_mixed(run.code):
+                found.append(f"{self.name}: seed {run.seed} was resumed with other code")
         codes = self.runs.groupby("code").seed.apply(list)
         if len(codes) > 1:
             seeds = (f"{code} (seed {', '.join(map(str, x))})" for code, x in codes.items())
@@ -224,7 +229,9 @@ def groups(facts: pd.DataFrame) -> list[Group]:
     for (exp_name, env_id, finished, _), mine in facts.groupby(keys, sort=False):
         runs = mine.drop_duplicates("seed", keep="last")
         earlier = len(mine) - len(runs)
-        found.append(Group(exp_name, env_id, bool(finished), runs["set"].iloc[0], runs, earlier))
+        other = not set(mine.code) <= set(runs.code)
+        settings = runs["set"].iloc[0]
+        found.append(Group(exp_name, env_id, bool(finished), settings, runs, earlier, other))
     return sorted(found, key=lambda group: (group.exp_name, group.env_id, not group.finished))
 
 
