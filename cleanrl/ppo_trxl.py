@@ -291,11 +291,6 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: steps that only reset an environment do not count."""
-    return (x * real).sum() / real.sum().clamp(min=1)
-
-
 # differs from ppo_atari_lstm.py: minibatches with their memory, and a reconstruction loss
 def update(
     agent: Agent,
@@ -312,30 +307,32 @@ def update(
     the layers' inputs as they were when it was collected; no gradient goes there.
     """
     obs, actions, logprobs, values, advantages, returns, real, steps = minibatch
+    # Means over real transitions: steps that only reset an environment weigh nothing.
+    weights = real / real.sum().clamp(min=1)
     visible = window(steps, positions, args.trxl_memory_length)
     hidden, _ = agent.attend(obs, memory, positions, visible)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(hidden, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
     if args.norm_adv:
-        centred = advantages - masked_mean(advantages, real)
+        centred = advantages - (advantages * weights).sum()
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
         advantages = centred / (variance.sqrt() + 1e-8)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+    pg_loss = (torch.max(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
 
     v_error = (newvalue - returns).square()
     if args.clip_vloss:
         clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
         v_error = torch.max(v_error, (clipped_value - returns).square())
-    v_loss = masked_mean(v_error, real)  # without PPO's factor 0.5
-    entropy = masked_mean(entropy, real)
+    v_loss = (v_error * weights).sum()  # without PPO's factor 0.5
+    entropy = (entropy * weights).sum()
     loss = pg_loss - ent_coef * entropy + args.vf_coef * v_loss
     r_loss = torch.zeros_like(loss)
     if args.reconstruction_coef > 0:
         drawn = agent.decoder(hidden.flatten(0, 1)).permute(0, 2, 3, 1).unflatten(0, real.shape)
         error = F.binary_cross_entropy_with_logits(drawn, obs / 255, reduction="none")
-        r_loss = masked_mean(error.mean((2, 3, 4)), real)
+        r_loss = (error.mean((2, 3, 4)) * weights).sum()
         loss = loss + args.reconstruction_coef * r_loss
     optimizer.zero_grad()
     loss.backward()
@@ -346,9 +343,9 @@ def update(
         "losses/value_loss": v_loss,
         "losses/policy_loss": pg_loss,
         "losses/entropy": entropy,
-        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
-        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
-        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+        "losses/old_approx_kl": (-logratio * weights).sum(),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": ((ratio - 1 - logratio) * weights).sum(),
+        "losses/clipfrac": (((ratio - 1).abs() > args.clip_coef) * weights).sum(),
         "losses/reconstruction_loss": r_loss,
     }
     return {tag: loss.detach() for tag, loss in losses.items()}
@@ -443,8 +440,8 @@ if __name__ == "__main__":
         metrics = {"charts/learning_rate": lr, "charts/entropy_coefficient": ent_coef}
         metrics |= mean_of(losses)
         metrics["losses/explained_variance"] = 1 - residual.var() / (returns[real > 0].var() + 1e-8)
-        metrics["episode/value_mean"] = masked_mean(values[:-1], real)
-        metrics["episode/advantage_mean"] = masked_mean(advantages, real)
+        metrics["episode/value_mean"] = values[:-1][real > 0].mean()
+        metrics["episode/advantage_mean"] = advantages[real > 0].mean()
         if episodes:  # of this rollout; none may have ended in it
             tags = ("episode/r_mean", "episode/l_mean", "episode/t_mean")
             metrics |= zip(tags, np.concatenate(episodes, 1).mean(1), strict=True)

@@ -186,23 +186,20 @@ def q_lambda_returns(
     return returns
 
 
-def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: steps that only reset an environment do not count."""
-    return (x * real).sum() / real.sum().clamp(min=1)
-
-
 def update(
     q_network: QNetwork, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor
 ) -> Losses:
     """One gradient step; returns its loss and the mean predicted Q-value."""
     obs, actions, returns, real = minibatch
+    # Means over real transitions: steps that only reset an environment weigh nothing.
+    weights = real / real.sum().clamp(min=1)
     q_values = q_network(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    td_loss = masked_mean((q_values - returns).square(), real)
+    td_loss = ((q_values - returns).square() * weights).sum()
     optimizer.zero_grad()
     (0.5 * td_loss).backward()
     nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)
     optimizer.step()
-    losses = {"losses/td_loss": td_loss, "losses/q_values": masked_mean(q_values, real)}
+    losses = {"losses/td_loss": td_loss, "losses/q_values": (q_values * weights).sum()}
     return {tag: loss.detach() for tag, loss in losses.items()}
 
 

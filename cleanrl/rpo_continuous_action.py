@@ -182,31 +182,28 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-def masked_mean(x: Tensor, real: Tensor) -> Tensor:
-    """Mean over real transitions: steps that only reset an environment do not count."""
-    return (x * real).sum() / real.sum().clamp(min=1)
-
-
 # differs from ppo_continuous_action.py: passes the noise's range
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
+    # Means over real transitions: steps that only reset an environment weigh nothing.
+    weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions, args.rpo_alpha)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
     if args.norm_adv:
-        centred = advantages - masked_mean(advantages, real)
+        centred = advantages - (advantages * weights).sum()
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
         advantages = centred / (variance.sqrt() + 1e-8)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = masked_mean(torch.max(-advantages * ratio, -advantages * clipped_ratio), real)
+    pg_loss = (torch.max(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
 
     v_error = (newvalue - returns).square()
     if args.clip_vloss:
         clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
         v_error = torch.max(v_error, (clipped_value - returns).square())
-    v_loss = 0.5 * masked_mean(v_error, real)
-    entropy = masked_mean(entropy, real)
+    v_loss = 0.5 * (v_error * weights).sum()
+    entropy = (entropy * weights).sum()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     optimizer.zero_grad()
     loss.backward()
@@ -217,9 +214,9 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
         "losses/value_loss": v_loss,
         "losses/policy_loss": pg_loss,
         "losses/entropy": entropy,
-        "losses/old_approx_kl": masked_mean(-logratio, real),  # joschu.net/blog/kl-approx.html
-        "losses/approx_kl": masked_mean(ratio - 1 - logratio, real),
-        "losses/clipfrac": masked_mean(((ratio - 1).abs() > args.clip_coef).float(), real),
+        "losses/old_approx_kl": (-logratio * weights).sum(),  # joschu.net/blog/kl-approx.html
+        "losses/approx_kl": ((ratio - 1 - logratio) * weights).sum(),
+        "losses/clipfrac": (((ratio - 1).abs() > args.clip_coef) * weights).sum(),
     }
     return {tag: loss.detach() for tag, loss in losses.items()}
 

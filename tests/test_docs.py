@@ -120,13 +120,13 @@ def test_notes_follow_the_lines_they_explain(site: Path) -> None:
 def test_a_paragraph_about_lines_close_to_each_other_is_one_note() -> None:
     text = """# Title (T)
 
-1. **[One](src:ppo.py#"masked_mean(ratio - 1 - logratio, real)")** and
-   [two](src:ppo.py#"masked_mean(((ratio - 1).abs()"), and [far](src:ppo.py#"def gae("), see
+1. **[One](src:ppo.py#"(ratio - 1 - logratio) * weights")** and
+   [two](src:ppo.py#"(((ratio - 1).abs()"), and [far](src:ppo.py#"def gae("), see
    [paper](https://arxiv.org/abs/1).
 """
     found: notes.Notes = {}
     notes.add_notes(found, text, "x.md")
-    lines = [notes.find_line("ppo.py", code)[1] for code in ("masked_mean(ratio - 1 -", "def gae(")]
+    lines = [notes.find_line("ppo.py", code)[1] for code in ("(ratio - 1 - logratio) *", "def gae(")]
     assert sorted(found["ppo.py"]) == sorted(lines)
     (note,) = found["ppo.py"][lines[0]]
     assert note.text.endswith('see <a href="https://arxiv.org/abs/1">paper</a>.')
