@@ -33,6 +33,11 @@ class BenchmarkArgs(LaunchArgs):
 
 def plan(args: BenchmarkArgs, command: Command) -> list[Job]:
     """All jobs, seed by seed, so that every environment soon has a first result."""
+    require(
+        args.num_seeds == 1 or command.seeds_per_run == "1",
+        f"--num-seeds {args.num_seeds}: each run of this --command trains"
+        f" {command.seeds_per_run} seeds itself, and runs would repeat seeds: add --num-seeds 1",
+    )
     seeds = range(args.start_seed, args.start_seed + args.num_seeds)
     env_ids: list[str | None] = [*args.env_ids] or [None]
     pairs = [(env_id, seed) for seed in seeds for env_id in env_ids]
@@ -70,7 +75,7 @@ def track_offline(command: Command, env: dict[str, str]) -> str | None:
     return "no W&B key is configured: runs are tracked offline, `wandb sync` uploads them later"
 
 
-def skip_finished(all_jobs: list[Job], fresh: bool) -> list[Job]:
+def skip_finished(all_jobs: list[Job], fresh: bool, tags: list[str]) -> list[Job]:
     """The jobs that are not finished; prints what is skipped and what is run again."""
     if fresh:
         for job in all_jobs:
@@ -81,6 +86,9 @@ def skip_finished(all_jobs: list[Job], fresh: bool) -> list[Job]:
     if done:
         number = f"{len(done)} of {len(all_jobs)}"
         print(f"{number} runs are already finished; --fresh runs them again", flush=True)
+        untagged = [job for job in done if not set(tags) <= set(job.tags())]
+        if untagged:
+            print(f"note: {len(untagged)} of these were run without --tags {' '.join(tags)}")
     older: list[Job] = []
     for job in todo:
         if job.folder is None:
@@ -101,7 +109,9 @@ def report(all_jobs: list[Job], failed: list[Job]) -> int:
         if summary:
             summaries.setdefault(job.name.rpartition("__")[0], []).append(summary)
     for name, found in summaries.items():
-        print(f"{name}: {describe_scores(found)}")
+        seeds = all_jobs[0].command.seeds_per_run
+        first = "" if seeds == "1" else f" (the first of {seeds}: `results show` has all)"
+        print(f"{name}: {describe_scores(found)}{first}")
     if failed:
         names = ", ".join(job.name for job in sorted(failed, key=lambda job: job.number))
         print(f"error: {len(failed)} of {len(all_jobs)} runs failed: {names}", file=sys.stderr)
@@ -169,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return run_aws_batch(args, all_jobs, same_command(args, tags, "aws-batch"))
 
-    todo = skip_finished(all_jobs, args.fresh)
+    todo = skip_finished(all_jobs, args.fresh, args.tags)
     env = jobs.environment(command, tags)
     offline = track_offline(command, env)
     if offline:

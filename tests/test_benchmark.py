@@ -169,6 +169,7 @@ def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
         ["--command", "python cleanrl/ppo.py --seed=3"],
         ["--command", "python cleanrl/ppo.py --env-id A-v1", "--env-ids", "B-v1"],
         ["--command", "python cleanrl/poo.py"],
+        ["--num-seeds", "2", "--command", "python cleanrl/ppo_jax.py --num-seeds 4"],
         ["--index", "99"],
         ["--index", "-1"],
         ["--index", "²"],
@@ -319,6 +320,30 @@ def test_a_result_belongs_to_the_code_that_made_it(
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
     assert "2 of 2 runs are already finished" in said and "return 2.0" in said
+
+
+def test_finished_runs_without_the_tags_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """rlops would not find them by their tag."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--num-seeds", "1", "--workers", "1", "--command", f"{PPO} --total-timesteps 512"]
+    for tag, missing in (("before", False), ("before", False), ("after", True)):
+        assert benchmark.main([*flags, "--tags", tag]) == 0
+        note = "note: 1 of these were run without --tags after"
+        assert (note in capsys.readouterr().out) == missing
+
+
+def test_a_run_of_several_seeds_says_whose_return_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text(COUNTS)
+    flags = ["--num-seeds", "1", "--workers", "1", "--command", "python x.py --num-seeds 4"]
+    (tmp_path / "helper.py").write_text("SCORE = 1.0\n")
+    assert benchmark.main(flags) == 0
+    said = capsys.readouterr().out
+    assert "x: return 1.0 over 1 seed (the first of 4: `results show` has all)" in said
 
 
 def test_a_run_of_other_code_is_not_resumed(

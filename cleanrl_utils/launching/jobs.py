@@ -94,6 +94,11 @@ class Command:
         """The name of the script without .py, or of the program."""
         return self.path.stem
 
+    @property
+    def seeds_per_run(self) -> str:
+        """The value of --num-seeds in the command: scripts in JAX can train several at once."""
+        return self.value("--num-seeds", "1")
+
     def require_script(self) -> None:
         """Stop if the command names a Python script that does not exist."""
         found = self.path.suffix != ".py" or self.path.is_file()
@@ -236,6 +241,11 @@ class Job:
     def summary(self) -> dict[str, Any]:
         """The summary of its finished run."""
         return run_folder.read_summary(self.folder or self.home)
+
+    def tags(self) -> list[str]:
+        """The tags of its run; empty before it has started."""
+        record = run_folder.read_json(self.folder / run_folder.RECORD) if self.folder else None
+        return (record or {}).get("tags", [])
 
     def tail(self, lines: int = 12) -> str:
         return tail(self.log, lines)
