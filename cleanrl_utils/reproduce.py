@@ -95,6 +95,9 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
     if copy and copy.is_file() and record.get("script_tracked") is False:
         lines.append("# The script was not committed: use the copy in the run's folder.")
         script = str(copy.resolve())
+    module, colon, _ = str(record["args"].get("env_id", "")).partition(":")
+    if colon and not module.startswith("cleanrl_utils"):
+        lines.append(f"# The module {comment(module)} of the environment must be on PYTHONPATH.")
     lines += changed_by_resume(record)
     words = [*folder.starter(record, ".venv-reproduce/bin/python"), script]
     words += (

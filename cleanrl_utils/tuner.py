@@ -173,7 +173,7 @@ class Tuner:
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
         require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
-        check_same_study(self.study, self.scored, self.params_fn)
+        check_same_study(self.study, self.scored, self.params_fn, self.script)
         self.requeue_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are already done" if done else ""

@@ -49,6 +49,11 @@ def test_what_cannot_be_repeated_is_said(tmp_path: Path) -> None:
     assert "commit is unknown" in "\n".join(reproduce.commands(record))
     record["git"] = {"commit": "abc", "dirty": True}
     assert "not committed" in "\n".join(reproduce.commands(record))
+    record["args"] = {"env_id": "my_package.envs:My-v0"}
+    line = "# The module my_package.envs of the environment must be on PYTHONPATH."
+    assert line in reproduce.commands(record)
+    record["args"] = {"env_id": "cleanrl_utils.environments.examples:LookAndListen-v0"}
+    assert "PYTHONPATH" not in "\n".join(reproduce.commands(record))
     words = ["--a", "1", "--runs_dir", "x", "--resume=y", "--b=-2"]
     assert folder.drop_flags(words, reproduce.PER_RUN) == ["--a", "1", "--b=-2"]
     with pytest.raises(SystemExit) as stop:

@@ -359,6 +359,20 @@ def test_a_study_with_other_parameters_is_not_continued(
     assert stop.value.code == 2 and said.count("\n") == 1 and message in said
 
 
+def test_a_script_that_was_edited_during_a_study_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(Tuner, "one_run", scores_one)
+    script = tmp_path / "x.py"
+    for text, said in (("a = 1", False), ("a = 1  # one", False), ("a = 2", True), ("a = 2", True)):
+        script.write_text(text)
+        make_tuner(lambda trial: {}, script=str(script)).tune(
+            num_trials=1, num_seeds=1, fresh_seeds=0
+        )
+        note = "x.py, or what it imports, has changed during study test: its trials may not be"
+        assert (note in capsys.readouterr().out) == said
+
+
 def test_ctrl_c_is_one_line_and_the_trial_is_queued_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

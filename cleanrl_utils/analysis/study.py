@@ -6,9 +6,11 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from cleanrl_utils.errors import BadInput, missing_package, require
+from cleanrl_utils.running.source import fingerprint
 
 try:
     import optuna
@@ -33,6 +35,7 @@ except ImportError:
 
 SCORED = "scored"  # key in the study of what its scores are
 LENGTH = "total-timesteps"
+CODES = "codes"  # key in the study of the versions of the code that its trials ran
 ATTEMPTS = 4  # to open a study: several machines may create its tables at once
 
 
@@ -121,12 +124,27 @@ def figures(study: optuna.Study) -> list[Any]:
 
 
 def check_same_study(
-    study: optuna.Study, scored: dict[str, Any], params_fn: Callable[[Any], Mapping[str, Any]]
+    study: optuna.Study,
+    scored: dict[str, Any],
+    params_fn: Callable[[Any], Mapping[str, Any]],
+    script: str,
 ) -> None:
     """Stop if the earlier trials of a study are not comparable with those of this call."""
     check_same_scores(study, scored)
     check_same_space(study, params_fn)
     study.set_user_attr(SCORED, scored)
+    note_other_code(study, script)
+
+
+def note_other_code(study: optuna.Study, script: str) -> None:
+    """Say if trials of a study ran other code than this call would run."""
+    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    codes = study.user_attrs.get(CODES, []) if ended else []
+    codes = list(dict.fromkeys([*codes, fingerprint(Path(script))]))
+    study.set_user_attr(CODES, codes)
+    if len(codes) > 1:
+        what = f"note: {script}, or what it imports, has changed during study {study.study_name}"
+        print(f"{what}: its trials may not be comparable", flush=True)
 
 
 def check_same_scores(study: optuna.Study, scored: dict[str, Any]) -> None:
