@@ -99,6 +99,26 @@ def test_a_worker_that_dies_is_named(capfd) -> None:
     assert "environment 1 (Dies-v0) failed in step 7" in line and "killed by SIGKILL" in line
 
 
+INTERRUPTED_STEP = """
+from functools import partial
+import gymnasium as gym
+from cleanrl_utils.environments.vector import AsyncVectorEnv
+if __name__ == "__main__":
+    envs = AsyncVectorEnv([partial(gym.make, "CartPole-v1")] * 2)
+    envs.reset(seed=1)
+    envs.step_async([0, 1])
+    raise SystemExit(130)
+"""
+
+
+def test_ctrl_c_during_a_step_ends_the_workers_quietly(tmp_path: Path) -> None:
+    script = tmp_path / "x.py"
+    script.write_text(INTERRUPTED_STEP)
+    words = [sys.executable, str(script)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 130 and done.stderr == ""
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_run_whose_environment_fails_keeps_its_checkpoint(name: str, train, capfd) -> None:

@@ -171,6 +171,11 @@ class AsyncVectorEnv(ReplayState, gym.vector.AsyncVectorEnv):
         self.ids = self.get_attr("env_id")
         self.steps = 0
 
+    def __del__(self) -> None:
+        """End the workers at once: Gymnasium would wait for a step that Ctrl+C interrupted."""
+        if not getattr(self, "closed", True):
+            self._end_workers()
+
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict]:
         try:
             self.obs, infos = super().reset(seed=seed, options=options)
