@@ -151,6 +151,8 @@ def terminate(number: int, frame: Any) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = parse_command(BenchmarkArgs, argv)
     command = Command(args.command)
+    jobs.refuse_flag(command.words, "--resume", "interrupted runs resume by themselves")
+    jobs.refuse_flag(command.words, "--seed", "--start-seed and --num-seeds set it")
     if args.env_ids:
         jobs.refuse_flag(command.words, "--env-id", "--env-ids sets it")
     all_jobs = plan(args, command)

@@ -1,6 +1,5 @@
 """Train PPO on CartPole, play the trained agent, and draw its curve and record a video."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -18,8 +17,6 @@ def main() -> None:
     if "--help" in more or "-h" in more:
         print(f"{__doc__}\nFurther flags are passed to cleanrl/ppo.py:\n", flush=True)
         sys.exit(subprocess.run([sys.executable, str(SCRIPT), "--help"]).returncode)
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else SDL complains of a missing screen
     command = [sys.executable, str(SCRIPT), "--total-timesteps", "150000", "--save-model", *more]
     print("training: python cleanrl/ppo.py", *command[2:], flush=True)
     status = subprocess.run(command).returncode

@@ -176,7 +176,7 @@ def test_the_demo_explains_itself_and_plays_nothing(tmp_path: Path, flag: str) -
 
 def test_the_demo_plays_the_run_it_has_trained(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cleanrl_utils.demo", "--runs-dir", "elsewhere"]
-    command += ["--total-timesteps", "512", "--eval-episodes", "1"]
+    command += ["--total-timesteps", "512", "--eval-episodes", "1", "--seed", "3"]
     screen = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")
     env = {name: value for name, value in os.environ.items() if name not in screen}
     done = subprocess.run(
@@ -186,6 +186,18 @@ def test_the_demo_plays_the_run_it_has_trained(tmp_path: Path) -> None:
     assert "XDG_RUNTIME_DIR" not in done.stderr and "error" not in done.stderr
     (run,) = (tmp_path / "elsewhere").iterdir()
     assert (run / "curve.png").exists() and list(tmp_path.glob(f"videos/{run.name}-enjoy/*.mp4"))
+
+
+def test_videos_need_no_screen(tmp_path: Path) -> None:
+    """SDL would print an error on a machine without one."""
+    screen = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")
+    env = {name: value for name, value in os.environ.items() if name not in screen}
+    command = [sys.executable, "-m", "cleanrl_utils.enjoy", "ppo__CartPole-v1"]
+    command += ["--eval-episodes", "1", "--capture-video"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=env
+    )
+    assert done.returncode == 0 and done.stderr == "" and list(tmp_path.glob("videos/*/*.mp4"))
 
 
 def test_a_missing_package_is_not_taken_for_an_old_version(tmp_path: Path) -> None:
@@ -216,8 +228,11 @@ def test_a_missing_package_names_its_extra(train, monkeypatch, capfd) -> None:
 
 def test_every_flag_is_explained(capsys) -> None:
     with pytest.raises(SystemExit):
-        parse_args(TorchArgs, ["--help"])
+        parse_args(TorchArgs, ["-h"])
     text = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        parse_args(TorchArgs, ["--help"])
+    assert text == capsys.readouterr().out
     for name in (
         "--exp-name",
         "--track",

@@ -35,6 +35,8 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
         if sys.platform == "linux" and "DISPLAY" not in os.environ:
             os.environ.setdefault("MUJOCO_GL", "egl")  # render without a screen
+            if "WAYLAND_DISPLAY" not in os.environ:
+                os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would complain
     try:
         env = gym.make(env_id, **kwargs)
         if video_folder is None:

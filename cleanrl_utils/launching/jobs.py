@@ -70,8 +70,6 @@ class Command:
             self.notes.append(f"{words[0]} is not installed: '{words[0]} run' left out")
             words = words[2:]
         require(bool(words), "--command needs a command, e.g. 'python cleanrl/ppo.py'")
-        refuse_flag(words, "--resume", "interrupted runs resume by themselves")
-        refuse_flag(words, "--seed", "--start-seed and --num-seeds set it")
         if words[0] in ("python", "python3"):  # the Python that has our packages
             words[0] = sys.executable
         require(

@@ -170,7 +170,7 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
     """Parse the settings of a script; a mistake is one line and exit status 2."""
     quiet_interrupts()
     argv = normalise(cls, sys.argv[1:] if argv is None else argv)
-    if "--help" in argv:
+    if {"--help", "-h"} & set(argv):
         print_help(cls)
         raise SystemExit(0)
     default = stored_settings(cls, argv)
