@@ -282,6 +282,16 @@ def test_a_run_says_its_peak_of_memory(train, capfd) -> None:
     assert f"; peak memory {summary['peak_memory_mb']:,} MB; metrics in" in capfd.readouterr().err
 
 
+def test_a_run_under_a_profiler_is_that_of_its_script(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "cProfile", "-o", "profile", f"{ROOT}/cleanrl/ppo.py"]
+    subprocess.run([*words, *SHORT.split()], cwd=tmp_path, check=True, timeout=300)
+    (folder,) = tmp_path.glob("runs/*")
+    record = json.loads((folder / "run.json").read_text())
+    assert folder.name.startswith("CartPole-v1__ppo__1__") and record["script"] == "ppo"
+    assert (folder / "ppo.py").read_bytes() == (ROOT / "cleanrl/ppo.py").read_bytes()
+    assert record["code"] == source.code_of(ROOT / "cleanrl/ppo.py", "CartPole-v1")
+
+
 # -- Ctrl+C ----------------------------------------------------------------------------------------
 
 

@@ -71,7 +71,7 @@ class Run(Checkpoints):
         self.quiet = quiet or not writes
         self.writes = writes
         self.csv_only = not writes
-        self.script = Path(sys.modules[type(args).__module__].__file__ or "script.py")
+        self.script = source.script_file(type(args))
         if args.resume:
             self.folder = Path(args.resume)
             self.name = folder.run_name(self.folder)

@@ -24,6 +24,7 @@ import tyro
 from cleanrl_utils.errors import BadInput, quiet_interrupts, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.help import print_help
+from cleanrl_utils.running.source import script_file
 from cleanrl_utils.running.stored import restore_settings
 from cleanrl_utils.running.tuned import tuned_flags
 
@@ -175,7 +176,7 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
         raise SystemExit(0)
     default = stored_settings(cls, argv)
     args = run_tyro(cls, add_tuned(cls, argv), default)
-    args.exp_name = args.exp_name or Path(inspect.getfile(cls)).stem
+    args.exp_name = args.exp_name or script_file(cls).stem
     if args.resume is not None:
         check_unchanged(args, default)
     args.save_model = args.save_model or args.upload_model
@@ -368,7 +369,7 @@ def add_tuned(cls: type, argv: list[str]) -> list[str]:
         last = len(argv) - 1 - argv[::-1].index("--env-id")
         env_id = argv[last + 1]
     given = {word.replace("--no-", "--", 1) for word in argv if word.startswith("--")}
-    flags = tuned_flags(Path(inspect.getfile(cls)).stem, env_id, given)
+    flags = tuned_flags(script_file(cls).stem, env_id, given)
     return [*normalise(cls, flags), *argv]
 
 
@@ -382,7 +383,7 @@ def stored_settings(cls: type[A], argv: list[str]) -> A | Any:
     record = run_folder.read_record(folder, "--resume")
     names = {field.name for field in dataclasses.fields(cls)}
     stored = record["args"]
-    script = Path(inspect.getfile(cls)).stem
+    script = script_file(cls).stem
     require(
         record["script"] == script,
         f"--resume {folder}: made by {record['script']}.py, not {script}.py",

@@ -7,10 +7,12 @@ at any depth. Comments, docstrings and blank lines do not count: they cannot cha
 import ast
 import contextlib
 import hashlib
+import inspect
 import io
 import os
 import shutil
 import subprocess
+import sys
 import tokenize
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
@@ -23,6 +25,14 @@ PROJECT = Path(__file__).resolve().parent.parent.parent
 OURS = ("cleanrl", "cleanrl_utils")
 COMMIT = "# branch.oid "  # how git status names it
 LARGEST_DIFF = 2**20  # bytes: a larger one is not kept
+
+
+def script_file(cls: type) -> Path:
+    """The script that defines `cls`, also if a program such as cProfile runs it as __main__."""
+    other_main = cls.__module__ == "__main__" and not hasattr(sys.modules["__main__"], cls.__name__)
+    if other_main and sys.argv[0].endswith(".py"):
+        return Path(sys.argv[0])
+    return Path(inspect.getfile(cls))
 
 
 def fingerprint(script: Path, modules: Iterable[str] = ()) -> str:
