@@ -13,7 +13,7 @@ not run without --trust-remote-code.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,9 @@ def locate(args: EnjoyArgs) -> Model:
         if not path.exists() and path.name == args.run:
             return Model(find_kept(args.run), own=True)
         require(path.exists(), f"--run {path}: no such folder or file")
-        return Model(path) if path.is_file() else model_in(path, args.runs_dir)
+        return (
+            model_of_file(path, args.runs_dir) if path.is_file() else model_in(path, args.runs_dir)
+        )
     if args.hf_entity or args.hf_repository:
         repository = args.hf_repository or hub.repository_name(vars(args), args.hf_entity)
         path = hub.download_model(repository, args.exp_name)
@@ -102,6 +104,14 @@ def locate(args: EnjoyArgs) -> Model:
         f"{args.runs_dir} has no saved model of {args.exp_name} on {args.env_id}, seed {args.seed}:"
         " train with --save-model, or use --run or --hf-entity"
     )
+
+
+def model_of_file(path: Path, runs_dir: str) -> Model:
+    """The model in a file, with its script if the file is in the folder of a run or in RUN/best."""
+    for run in path.absolute().parents[:2]:
+        if folder.find_record(run) and folder.find_models(run):
+            return replace(model_in(run, runs_dir), path=path)
+    return Model(path)
 
 
 def model_in(run: Path, runs_dir: str) -> Model:
@@ -136,7 +146,7 @@ def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
     differs = f"differs from cleanrl/{name}.py" if ours.is_file() else "is not in cleanrl/"
     if model.own or args.trust_remote_code:
         print(f"code: {model.script} ({differs})")
-        record = folder.find_record(model.path.parent) or {}
+        record = folder.find_record(model.script.parent) or {}
         add_folder_of(record.get("script_path"))
         return model.script
     hint = "not run: read it, then add --trust-remote-code"

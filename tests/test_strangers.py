@@ -134,6 +134,22 @@ def run_folder(tmp_path: Path, **changes: Any) -> Path:
     return place
 
 
+def test_a_model_file_in_a_run_is_played_by_the_script_of_the_run(tmp_path: Path) -> None:
+    place = run_folder(tmp_path)
+    (place / "ppo.py").write_text("# edited")
+    best = save(place / "best" / "ppo.cleanrl_model")
+    other = save(tmp_path / "runs" / "shared" / "ppo.cleanrl_model")
+    for path in (place / "ppo.cleanrl_model", best):
+        args = enjoy.EnjoyArgs(path=str(path), runs_dir=str(tmp_path / "runs"))
+        model = enjoy.locate(args)
+        assert (model.path, model.own) == (path, True)
+        assert enjoy.choose_script(model, args) == place / "ppo.py"
+    model = enjoy.locate(enjoy.EnjoyArgs(path=str(best), runs_dir=str(tmp_path / "mine")))
+    assert not model.own and model.script == place / "ppo.py"
+    model = enjoy.locate(enjoy.EnjoyArgs(path=str(other), runs_dir=str(tmp_path / "runs")))
+    assert not model.own and model.script is None
+
+
 def test_a_record_with_other_types_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
