@@ -220,7 +220,7 @@ def test_too_few_runs_are_not_judged(
         make_run(tmp_path / "runs", seed, 50.0, exp_name="other")
     with pytest.raises(SystemExit) as stop:
         rlops.main(["--exp-names", "ppo", "other", "--fail-on-regression"])
-    assert stop.value.code == 2 and "too few runs" in capsys.readouterr().err
+    assert stop.value.code == 2 and "too few runs: " in capsys.readouterr().err
 
 
 def test_runs_of_a_real_training(

@@ -73,7 +73,7 @@ class Submission:
         try:
             return function(**request)
         except NoRegionError:
-            raise BadInput("AWS: no region is configured: use --region us-east-1") from None
+            raise BadInput("AWS: no region is configured: use --region, e.g. us-east-1") from None
         except (BotoCoreError, ClientError) as error:
             raise SystemExit(f"error: AWS: {error}") from None
 
