@@ -126,7 +126,8 @@ def test_a_paragraph_about_lines_close_to_each_other_is_one_note() -> None:
 """
     found: notes.Notes = {}
     notes.add_notes(found, text, "x.md")
-    lines = [notes.find_line("ppo.py", code)[1] for code in ("(ratio - 1 - logratio) *", "def gae(")]
+    codes = ("(ratio - 1 - logratio) *", "def gae(")
+    lines = [notes.find_line("ppo.py", code)[1] for code in codes]
     assert sorted(found["ppo.py"]) == sorted(lines)
     (note,) = found["ppo.py"][lines[0]]
     assert note.text.endswith('see <a href="https://arxiv.org/abs/1">paper</a>.')

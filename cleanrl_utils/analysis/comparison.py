@@ -214,8 +214,8 @@ def verdicts(c: Comparison) -> list[str]:
         total = sum(map(len, scores))
         require(
             fewest >= FEWEST_PER_TASK and total >= FEWEST,
-            f"--fail-on-regression: {s.label} has too few runs: {total} in all, {fewest} on one task;"
-            f" needed are {FEWEST} in all and {FEWEST_PER_TASK} on each task",
+            f"--fail-on-regression: {s.label} has too few runs: {total} in all, {fewest} on one"
+            f" task; needed are {FEWEST} in all and {FEWEST_PER_TASK} on each task",
         )
     base = c.normalised[0]
     found = []
