@@ -20,7 +20,14 @@ run Breakout-v5 ppo_atari_envpool_xla_jax.py --exp-name ppo_atari_envpool_xla_ja
 run Breakout-v5 pqn_atari_envpool_lstm.py --exp-name pqn_atari_envpool_lstm_small \
     --total-timesteps 200000 --torch-threads 1 --save-model
 
-python -m cleanrl_utils.benchmark --env-ids BreakoutNoFrameskip-v4 --num-seeds 1 --workers 1 \
+run Freeway-v5 ppo_rnd_envpool.py --exp-name ppo_rnd_envpool_small --num-envs 8 \
+    --num-iterations-obs-norm-init 10 --total-timesteps 500000 --torch-threads 1 --save-model
+run Freeway-v5 ppo_atari_envpool.py --exp-name ppo_atari_envpool_small \
+    --total-timesteps 500000 --torch-threads 1
+run pong_v3 ppo_pettingzoo_ma_atari.py --exp-name ppo_pettingzoo_ma_atari_small \
+    --total-timesteps 1200000 --torch-threads 1 --save-model
+
+python -m cleanrl_utils.benchmark --env-ids BreakoutNoFrameskip-v4 --num-seeds 1 --workers "${WORKERS:-1}" \
     --command "torchrun --standalone --nnodes=1 --nproc_per_node=2 cleanrl/ppo_atari_multigpu.py \
         --exp-name ppo_atari_multigpu_small --local-num-envs 4 --total-timesteps 150000 \
         --torch-threads 1 --save-model"
@@ -36,6 +43,21 @@ run RoadRunnerNoFrameskip-v4 c51_atari_jax.py --exp-name c51_atari_jax_small $fe
     --total-timesteps 50000 --buffer-size 50000
 run RoadRunnerNoFrameskip-v4 rainbow_atari.py --exp-name rainbow_atari_small $few $explore \
     --total-timesteps 50000 --buffer-size 50000 --learning-rate 2.5e-4 --torch-threads 1
+run RoadRunnerNoFrameskip-v4 sac_atari.py --exp-name sac_atari_small --total-timesteps 100000 \
+    --buffer-size 100000 --learning-starts 2000 --target-network-frequency 500 --batch-size 32 \
+    --no-autotune --alpha 0.03 --torch-threads 1 --save-model
+
+# students of the models of dqn_atari_small and dqn_atari_jax_small
+few="--teacher-steps 10000 --teacher-eval-episodes 5 --offline-steps 4000 --total-timesteps 16000"
+few="$few --buffer-size 20000 --learning-starts 500 --target-network-frequency 500"
+few="$few --learning-rate 2.5e-4 --save-model"
+teacher() {
+    ls -t runs/RoadRunnerNoFrameskip-v4__"$1"__1__*/"$1".cleanrl_model | head -n 1
+}
+run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_impalacnn.py --exp-name qdagger_small $few \
+    --torch-threads 1 --teacher-model "$(teacher dqn_atari_small)"
+run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_jax_impalacnn.py --exp-name qdagger_jax_small \
+    $few --teacher-model "$(teacher dqn_atari_jax_small)"
 
 # continuous control
 run Pendulum-v1 droq_continuous_action.py --exp-name droq_small \
