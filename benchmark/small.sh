@@ -27,7 +27,8 @@ run Freeway-v5 ppo_atari_envpool.py --exp-name ppo_atari_envpool_small \
 run pong_v3 ppo_pettingzoo_ma_atari.py --exp-name ppo_pettingzoo_ma_atari_small \
     --total-timesteps 1200000 --torch-threads 1 --save-model
 
-python -m cleanrl_utils.benchmark --env-ids BreakoutNoFrameskip-v4 --num-seeds 1 --workers "${WORKERS:-1}" \
+python -m cleanrl_utils.benchmark --env-ids BreakoutNoFrameskip-v4 \
+    --num-seeds 1 --workers "${WORKERS:-1}" \
     --command "torchrun --standalone --nnodes=1 --nproc_per_node=2 cleanrl/ppo_atari_multigpu.py \
         --exp-name ppo_atari_multigpu_small --local-num-envs 4 --total-timesteps 150000 \
         --torch-threads 1 --save-model"
