@@ -71,7 +71,8 @@ def main(argv: list[str] | None = None) -> None:
         names = add(list(args.where), replace=args.replace)
         print(f"{len(names)} runs added to {COMMITTED.parent.name}/{COMMITTED.name}")
         return
-    runs = [run for place in args.where for run in find_runs(place)]
+    every = [run for place in args.where for run in find_runs(place)]
+    runs = list({run.folder.resolve(): run for run in every}.values())
     require(bool(runs), f"{', '.join(args.where)}: no run found")
     if args.action == "plot":
         plotted = [run for run in runs if (run.metrics().tag == RETURN).any()]

@@ -181,6 +181,11 @@ def test_help_shows_commands_as_they_are_typed(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
+def test_a_run_that_is_named_twice_counts_once(capsys: pytest.CaptureFixture) -> None:
+    run = make_run(Path("runs"), 1, 100.0)
+    assert "not counted" not in show(capsys, "runs", str(run), str(run.resolve()))
+
+
 def test_trials_of_the_tuner_are_apart(capsys: pytest.CaptureFixture) -> None:
     make_run(Path("runs"), 1, 100.0)
     make_run(Path("runs/.tuner/study/trial_0000"), 0, 100.0)
