@@ -61,6 +61,7 @@ def play_match(env: gym.Env, agents: Sequence[Any], games: int, seed: int) -> np
 
 def main() -> None:
     args = parse_command(MatchArgs)
+    torch.set_num_threads(1)  # single observations: more threads would only wait
     loaded = [load_model(path, env_id=args.env_id) for path in args.models]
     agents = [agent for agent, _, _ in loaded]
     (_, first, module), (_, second, _) = loaded
