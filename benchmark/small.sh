@@ -49,16 +49,17 @@ run RoadRunnerNoFrameskip-v4 sac_atari.py --exp-name sac_atari_small --total-tim
     --no-autotune --alpha 0.03 --torch-threads 1 --save-model
 
 # students of the models of dqn_atari_small and dqn_atari_jax_small
-few="--teacher-steps 10000 --teacher-eval-episodes 5 --offline-steps 4000 --total-timesteps 16000"
-few="$few --buffer-size 20000 --learning-starts 500 --target-network-frequency 500"
-few="$few --learning-rate 2.5e-4 --save-model"
+few="--teacher-steps 10000 --teacher-eval-episodes 5 --buffer-size 20000 --learning-starts 500"
+few="$few --target-network-frequency 500 --learning-rate 2.5e-4 --save-model"
 teacher() {
     ls -t runs/RoadRunnerNoFrameskip-v4__"$1"__1__*/"$1".cleanrl_model | head -n 1
 }
 run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_impalacnn.py --exp-name qdagger_small $few \
-    --torch-threads 1 --teacher-model "$(teacher dqn_atari_small)"
+    --offline-steps 4000 --total-timesteps 16000 --torch-threads 1 \
+    --teacher-model "$(teacher dqn_atari_small)"
 run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_jax_impalacnn.py --exp-name qdagger_jax_small \
-    $few --teacher-model "$(teacher dqn_atari_jax_small)"
+    $few --offline-steps 2000 --total-timesteps 10000 --batch-size 16 \
+    --teacher-model "$(teacher dqn_atari_jax_small)"
 
 # continuous control
 run Pendulum-v1 droq_continuous_action.py --exp-name droq_small \
