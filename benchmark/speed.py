@@ -6,9 +6,9 @@
     python benchmark/speed.py --check             # compare with the figures of this machine
 
 Steps per second are those of the last 60% of a short run. `limit` is the environment alone, with
-random actions. Scripts and libraries are measured in turns, so that a busy machine slows all of
-them, and each is reported with its best number of threads. The libraries are in
-requirements-peers.txt.
+random actions; `learning` is the script with an environment that costs next to nothing. Scripts
+and libraries are measured in turns, so that a busy machine slows all of them, and each is reported
+with its best number of threads. The libraries are in requirements-peers.txt.
 """
 
 import csv
@@ -32,7 +32,7 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
 
-from speed_cases import CASES, Case  # noqa: E402
+from speed_cases import CASES, FREE, NOT_FREE, Case  # noqa: E402
 
 from cleanrl_utils.environments.envpool import Pool  # noqa: E402
 from cleanrl_utils.environments.making import is_atari  # noqa: E402
@@ -40,7 +40,7 @@ from cleanrl_utils.errors import Stopped, require  # noqa: E402
 from cleanrl_utils.running.settings import Count, parse_command  # noqa: E402
 
 FIGURES = ROOT / "benchmark" / "speed.csv"
-PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "benchmark"), os.environ.get("PYTHONPATH", "")])
 LIBRARIES = ("stable_baselines3", "sb3_contrib", "sbx")
 NOISE = 0.1  # a script is slower if it lost more than this share, and more than its own spread
 
@@ -82,6 +82,7 @@ class Figure:
     steps_per_second: int
     spread: float  # (largest - smallest) / median
     limit: int  # the environment alone; 0: not measured
+    learning: int  # the script with an environment that costs nothing; 0: not measured
     memory_mb: int
     gpu_memory_mb: int
     stable_baselines3: int  # its steps per second, with its best number of threads; 0: not measured
@@ -98,14 +99,16 @@ def in_process(*words: Any, threads: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def measure_script(name: str, threads: int, extra: str) -> tuple[float, dict, dict]:
+def measure_script(
+    name: str, threads: int, extra: str, env_id: str = ""
+) -> tuple[float, dict, dict]:
     """Steps per second of the last 60% of a run; its run.json and finished.json."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         steps = case.steps * (10 if has_gpu() else 1)
-        command = [sys.executable, str(ROOT / "cleanrl" / f"{name}.py"), "--env-id", case.env_id]
-        command += ["--total-timesteps", str(steps), "--checkpoints", "0"]
-        command += case.flags.split() + extra.split()
+        command = [sys.executable, str(ROOT / "cleanrl" / f"{name}.py")]
+        command += ["--env-id", env_id or case.env_id, "--total-timesteps", str(steps)]
+        command += ["--checkpoints", "0", *case.flags.split(), *extra.split()]
         if "_jax" not in name:
             command += ["--torch-threads", str(threads)]
         environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": str(threads)}
@@ -189,6 +192,15 @@ def peer_envs(case: Case) -> Any:
     return VecNormalize(envs) if case.normalise else envs
 
 
+def measure_learning(name: str, threads: int, extra: str) -> float:
+    """Steps per second of a script whose environment costs nothing; 0 if there is none for it."""
+    env_id = CASES[name].env_id
+    if env_id not in FREE or name in NOT_FREE:
+        return 0.0
+    extra = f"{extra} --env-kwargs like={env_id}"
+    return measure_script(name, threads, extra, "free_env:Free-v0")[0]
+
+
 def installed_peers(case: Case) -> list[str]:
     """The installed libraries that have the algorithm of a case."""
     found = [name for name in LIBRARIES if case.algorithm and importlib.util.find_spec(name)]
@@ -225,6 +237,7 @@ def measure(name: str, args: SpeedArgs) -> Figure:
         steps_per_second=round(speed),
         spread=round((max(seen) - min(seen)) / speed, 3),
         limit=round(in_process("environment", name, threads=threads)),
+        learning=round(measure_learning(name, threads, args.flags)),
         memory_mb=finished["peak_memory_mb"],
         gpu_memory_mb=finished.get("peak_gpu_memory_mb", 0),
         commit=started["git"].get("commit", "")[:9],
@@ -263,11 +276,12 @@ def slower(now: Figure, before: Figure) -> str:
 
 
 def row(figure: Figure) -> str:
-    share = f"{figure.steps_per_second / figure.limit:.0%}" if figure.limit else "-"
+    limits = [figure.limit, figure.learning]
+    shares = [f"{figure.steps_per_second / limit:.0%}" if limit else "-" for limit in limits]
     peers = {name: getattr(figure, name) for name in LIBRARIES if getattr(figure, name)}
     ratios = [f"{figure.steps_per_second / v:.2f} x {name}" for name, v in peers.items()]
     cells = [figure.script, figure.env_id, str(figure.threads), f"{figure.steps_per_second:,}"]
-    cells += [f"{figure.spread:.0%}", f"{figure.limit:,}" if figure.limit else "-", share]
+    cells += [f"{figure.spread:.0%}", *shares]
     cells += [f"{figure.memory_mb:,}", f"{figure.gpu_memory_mb:,}", ", ".join(ratios) or "-"]
     return f"| {' | '.join(cells)} |"
 
@@ -280,7 +294,7 @@ def main() -> None:
         return
     unknown = [name for name in args.scripts if name not in CASES]
     require(not unknown, f"{', '.join(unknown)}: not one of {', '.join(CASES)}")
-    columns = "script, environment, threads, steps/s, spread, limit, share of it, memory (MB)"
+    columns = "script, environment, threads, steps/s, spread, of limit, of learning, memory (MB)"
     names = [*columns.split(", "), "GPU memory (MB)", "speed of ours"]
     print(f"| {' | '.join(names)} |\n|{'-|' * len(names)}")
     before = committed()

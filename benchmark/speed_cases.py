@@ -26,6 +26,9 @@ CHEETAH = "HalfCheetah-v4"
 PONG = "PongNoFrameskip-v4"
 BREAKOUT = "Breakout-v5"
 
+FREE = {"CartPole-v1", CHEETAH}  # free_env.py can stand in for these environments
+NOT_FREE = {"ppo_jax", "pqn_jax"}  # their environments are written in JAX
+
 ON_POLICY = dict(n_epochs=4, clip_range_vf=0.2, ent_coef=0.01)
 DQN = dict(
     buffer_size=10_000,

@@ -13,7 +13,7 @@ from cleanrl_utils.errors import Stopped
 from cleanrl_utils.pages import speed as pages_speed
 
 ROOT = Path(__file__).resolve().parent.parent
-PPO = "ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 270, 0, 400, 0, 350, "abc"
+PPO = "ppo", "CartPole-v1", "", "a CPU", 1, 1000, 0.02, 5000, 1250, 270, 0, 400, 0, 350, "abc"
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_every_script_is_measured(speed) -> None:
 
 def test_a_row_shows_the_share_of_the_limit_and_the_other_libraries(speed) -> None:
     row = speed.row(speed.Figure(*PPO))
-    assert "| 1,000 | 2% | 5,000 | 20% |" in row
+    assert "| 1,000 | 2% | 20% | 80% | 270 |" in row
     assert "2.50 x stable_baselines3, 2.86 x sbx" in row
 
 
@@ -85,11 +85,18 @@ def test_an_environment_is_measured_alone(speed) -> None:
     assert speed.environment_process("ppo") > 0
 
 
+def test_learning_is_measured_with_an_environment_that_costs_nothing(speed, monkeypatch) -> None:
+    few = replace(speed.CASES["ppo"], steps=5_000)
+    monkeypatch.setitem(speed.CASES, "ppo", few)
+    assert speed.measure_learning("ppo", 1, "--no-cuda") > 0
+    assert speed.measure_learning("ppo_jax", 1, "") == 0
+
+
 def test_the_page_shows_the_share_of_the_limit_and_the_other_libraries(speed) -> None:
     speed.write([speed.Figure(*PPO)])
     table = pages_speed.speed_tables(speed.FIGURES)
     assert "**a CPU**" in table
-    assert "| `ppo` | `CartPole-v1` | 1,000 | SB3 2.50<br>SBX 2.86 | 20% | 270 |" in table
+    assert "| `ppo` | `CartPole-v1` | 1,000 | SB3 2.50<br>SBX 2.86 | 20% | 80% | 270 |" in table
 
 
 def test_the_page_reads_the_committed_figures() -> None:

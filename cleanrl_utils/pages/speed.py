@@ -7,7 +7,8 @@ from cleanrl_utils.pages.scripts import ROOT
 
 FIGURES = ROOT / "benchmark" / "speed.csv"
 LIBRARIES = {"stable_baselines3": "SB3", "sb3_contrib": "SB3-Contrib", "sbx": "SBX"}
-HEADER = ["script", "environment", "steps/s", "times as fast as", "of the limit"]
+LIMITS = {"limit": "of the environment", "learning": "of learning"}
+HEADER = ["script", "environment", "steps/s", "times as fast as", *LIMITS.values()]
 MEMORY = {"memory_mb": "memory (MB)", "gpu_memory_mb": "GPU memory (MB)"}
 NOTHING = "Nothing is measured yet."
 
@@ -29,13 +30,13 @@ def speed_tables(figures: Path = FIGURES) -> str:
 
 
 def table_row(row: dict[str, str], memory: list[str]) -> str:
-    """A script's speed beside other libraries, its share of what its environment reaches alone,
-    and the memory it uses."""
+    """A script's speed beside other libraries, its share of what its environment and its learning
+    reach alone, and the memory it uses."""
     speed = int(row["steps_per_second"])
-    limit = int(row["limit"])
+    limits = [int(row[column]) for column in LIMITS]
     compiled = " --compile" if "--compile" in row["flags"].split() else ""
     cells = [f"`{row['script']}{compiled}`", f"`{row['env_id'].split(':')[-1]}`", f"{speed:,}"]
-    cells += [compared(row), f"{speed / limit:.0%}" if limit else ""]
+    cells += [compared(row), *(f"{speed / limit:.0%}" if limit else "" for limit in limits)]
     cells += [f"{int(row[column]):,}" for column in memory]
     return f"| {' | '.join(cells)} |"
 
