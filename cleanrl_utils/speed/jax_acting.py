@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from cleanrl_utils.speed.jax_tools import Model, Params
+from cleanrl_utils.speed.straight_line import Step, straight_line
 
 
 class NumpyModel(Model):
@@ -22,7 +23,7 @@ class NumpyModel(Model):
         """What the network's method returns."""
         if method not in self._computed:
             self._computed[method] = in_numpy(partial(self.network.apply, method=method))
-        return self._computed[method](self.params, obs.astype(np.float32), *inputs)
+        return self._computed[method](self.params, obs.astype(np.float32, copy=False), *inputs)
 
 
 def in_numpy(function: Callable) -> Callable[..., np.ndarray]:
@@ -36,7 +37,7 @@ def in_numpy(function: Callable) -> Callable[..., np.ndarray]:
     programs: dict[tuple, Callable] = {}
 
     def call(params: Any, *inputs: np.ndarray) -> np.ndarray:
-        shapes = tuple(x.shape for x in inputs)
+        shapes = tuple([x.shape for x in inputs])
         if shapes not in programs:
             jaxpr = jax.make_jaxpr(function)(params, *inputs)
             translated = translate(jaxpr, num_inputs=len(inputs))
@@ -46,26 +47,24 @@ def in_numpy(function: Callable) -> Callable[..., np.ndarray]:
     return call
 
 
-def _dot(x: np.ndarray, y: np.ndarray, **_: Any) -> np.ndarray:
-    return x @ y
-
-
-def _split(x: np.ndarray, axis: int, sizes: tuple[int, ...], **_: Any) -> list[np.ndarray]:
-    before = (slice(None),) * axis
+def _split(axis: int, sizes: tuple[int, ...], **_: Any) -> Callable:
     ends = np.cumsum(sizes).tolist()
-    return [x[(*before, slice(end - n, end))] for n, end in zip(sizes, ends, strict=True)]
+    parts = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
+    indices = [(*(slice(None),) * axis, part) for part in parts]
+    return lambda x: [x[i] for i in indices]
 
 
-def _broadcast(
-    x: np.ndarray, shape: tuple[int, ...], broadcast_dimensions: tuple[int, ...], **_: Any
-) -> np.ndarray:
-    expanded = [1] * len(shape)
-    for axis, size in zip(broadcast_dimensions, np.shape(x), strict=True):
-        expanded[axis] = size
-    return np.broadcast_to(np.reshape(x, expanded), shape)
+def _broadcast(shape: tuple[int, ...], broadcast_dimensions: tuple[int, ...], **_: Any) -> Callable:
+    def broadcast(x: np.ndarray) -> np.ndarray:
+        expanded = [1] * len(shape)
+        for axis, size in zip(broadcast_dimensions, np.shape(x), strict=True):
+            expanded[axis] = size
+        return np.broadcast_to(np.reshape(x, expanded), shape)
+
+    return broadcast
 
 
-# By the name of JAX's primitive. Those of the second table take its parameters as keywords.
+# By the name of JAX's primitive. Those of the second table are functions of its parameters.
 ELEMENTWISE: dict[str, Callable] = {
     "add": np.add,
     "sub": np.subtract,
@@ -79,15 +78,15 @@ ELEMENTWISE: dict[str, Callable] = {
     "stop_gradient": lambda x: x,
 }
 OPERATIONS: dict[str, Callable] = {
-    "dot_general": _dot,
+    "dot_general": lambda **_: np.ndarray.dot,  # x @ y takes longer
     "split": _split,
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda x, new_sizes, **_: np.reshape(x, new_sizes),
-    "squeeze": lambda x, dimensions, **_: np.squeeze(x, dimensions),
-    "convert_element_type": lambda x, new_dtype, **_: np.asarray(x, new_dtype),
-    "reduce_max": lambda x, axes, **_: x.max(axes),
-    "reduce_sum": lambda x, axes, **_: x.sum(axes),
-    "argmax": lambda x, axes, **_: x.argmax(*axes),
+    "reshape": lambda new_sizes, **_: lambda x: np.reshape(x, new_sizes),
+    "squeeze": lambda dimensions, **_: lambda x: np.squeeze(x, dimensions),
+    "convert_element_type": lambda new_dtype, **_: lambda x: np.asarray(x, new_dtype),
+    "reduce_max": lambda axes, **_: lambda x: x.max(axes),
+    "reduce_sum": lambda axes, **_: lambda x: x.sum(axes),
+    "argmax": lambda axes, **_: lambda x: x.argmax(*axes),
 }
 PLAIN_PRODUCT = (((1,), (0,)), ((), ()))  # x @ y of two matrices
 
@@ -101,7 +100,7 @@ def translate(program: Any, num_inputs: int) -> Callable[..., np.ndarray] | None
     places: list[Any] = [None] * len(program.jaxpr.invars)
     inputs = range(len(places))
     known: set[int] = set()
-    steps: list[tuple[Any, list[int], list[int]]] = []  # operation, where it reads and writes
+    steps: list[Step] = []
 
     def new_place(value: Any = None, is_known: bool = False) -> int:
         places.append(value)
@@ -116,7 +115,8 @@ def translate(program: Any, num_inputs: int) -> Callable[..., np.ndarray] | None
 
         def read(variable: Any) -> int:
             if hasattr(variable, "val"):
-                return new_place(variable.val, is_known=True)
+                value = np.asarray(variable.val, variable.aval.dtype)  # JAX's own type is slow
+                return new_place(value, is_known=True)
             return found[variable]
 
         for equation in jaxpr.eqns:
@@ -133,7 +133,7 @@ def translate(program: Any, num_inputs: int) -> Callable[..., np.ndarray] | None
         name = equation.primitive.name
         operation = ELEMENTWISE.get(name)
         if name in OPERATIONS:
-            operation = partial(OPERATIONS[name], **equation.params)
+            operation = OPERATIONS[name](**equation.params)
         if name == "dot_general" and equation.params["dimension_numbers"] != PLAIN_PRODUCT:
             operation = None
         if operation is None or not known.issuperset(read_from):
@@ -162,27 +162,21 @@ def translate(program: Any, num_inputs: int) -> Callable[..., np.ndarray] | None
     of_params = [step for step in steps if per_call.isdisjoint(step[2])]
     of_calls = [step for step in steps if not per_call.isdisjoint(step[2])]
     used_params = [i for i in range(first_input) if i in needed]
+    written = {i for _, _, write_to in of_params for i in write_to}
+    kept = sorted(written.union(used_params) & {output}.union(*[step[1] for step in of_calls]))
+    constants = {i: places[i] for i in known}
+    of_every_call = straight_line(of_calls, [*kept, *inputs[first_input:]], [output], constants)
+    prepare = straight_line(of_params, used_params, kept, constants)
     last_params: Any = None
+    prepared: list[np.ndarray] = []
 
     def run(params: Any, *arrays: np.ndarray) -> np.ndarray:
-        nonlocal last_params
+        nonlocal last_params, prepared
         if params is not last_params:
             leaves = jax.tree.leaves(params)
-            for i in used_params:
-                places[i] = np.asarray(leaves[i])
-            compute(of_params)
+            prepared = prepare(*[np.asarray(leaves[i]) for i in used_params])
             last_params = params
-        places[first_input : len(inputs)] = arrays
-        compute(of_calls)
-        return places[output].astype(dtype, copy=False)
-
-    def compute(steps: list[tuple[Any, list[int], list[int]]]) -> None:
-        for operation, read_from, write_to in steps:
-            result = operation(*[places[i] for i in read_from])
-            if len(write_to) == 1:
-                places[write_to[0]] = result
-            else:
-                for i, part in zip(write_to, result, strict=True):
-                    places[i] = part
+        (result,) = of_every_call(*prepared, *arrays)
+        return result.astype(dtype, copy=False)
 
     return run
