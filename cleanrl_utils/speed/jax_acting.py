@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from cleanrl_utils.speed.jax_tools import Model, Params
-from cleanrl_utils.speed.straight_line import Step, straight_line
+from cleanrl_utils.speed.straight_line import straight_line
 
 
 class NumpyModel(Model):
@@ -100,7 +100,7 @@ def translate(program: Any, num_inputs: int) -> Callable[..., np.ndarray] | None
     places: list[Any] = [None] * len(program.jaxpr.invars)
     inputs = range(len(places))
     known: set[int] = set()
-    steps: list[Step] = []
+    steps: list[tuple[Any, list[int], list[int]]] = []  # operation, where it reads and writes
 
     def new_place(value: Any = None, is_known: bool = False) -> int:
         places.append(value)

@@ -6,12 +6,15 @@ longer than both.
 
 import operator
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.fx import Node, Tracer
+
+from cleanrl_utils.speed.straight_line import Step, straight_line
 
 MOST_ROWS_IN_NUMPY = 8  # with more, NumPy would start threads of its own
 
@@ -29,9 +32,10 @@ def numpy_method(
     except Exception:  # noqa: BLE001  torch.fx names no kind: control flow, arguments, anything
         return None
     weights = dict(module.named_parameters()) | dict(module.named_buffers())
-    values: list[Any] = []  # weights and constants, and room for all that is computed
+    new_place = count()
+    known: dict[int, Any] = {}  # values of weights and constants, by place
     places: dict[Any, int] = {}  # of each node's value
-    steps: list[tuple[Callable, list[int], int]] = []  # operation, where it reads and writes
+    steps: list[Step] = []
     for node in needed_for_output(graph):
         operation = None
         if node.op not in ("placeholder", "get_attr"):
@@ -45,25 +49,17 @@ def numpy_method(
             if isinstance(x, Node):
                 read_from.append(places[x])
             else:  # a number or an index
-                values.append(x)
-                read_from.append(len(values) - 1)
-        values.append(None)
-        places[node] = len(values) - 1
+                read_from.append(next(new_place))
+                known[read_from[-1]] = x
+        places[node] = next(new_place)
         if node.op == "get_attr":
-            values[-1] = weights[node.target].detach().numpy()
+            known[places[node]] = weights[node.target].detach().numpy()
         elif operation is not None:
-            steps.append((operation, read_from, places[node]))
-    (obs_node,) = (node for node in places if node.op == "placeholder")
-    obs_place = places[obs_node]
-    output = steps[-1][2]
-
-    def compute(obs: np.ndarray) -> np.ndarray:
-        values[obs_place] = obs.astype(np.float32, copy=False)
-        for operation, read_from, write_to in steps:
-            values[write_to] = operation(*[values[i] for i in read_from])
-        return values[output]
-
-    return compute
+            steps.append((operation, read_from, [places[node]]))
+    (obs_place,) = (places[node] for node in places if node.op == "placeholder")
+    _, _, output = steps[-1]
+    function = straight_line(steps, [obs_place], output, known)
+    return lambda obs: function(obs.astype(np.float32, copy=False))[0]
 
 
 def needed_for_output(graph: Any) -> list[Any]:
@@ -79,7 +75,11 @@ def needed_for_output(graph: Any) -> list[Any]:
 def linear(layer: nn.Linear) -> Callable[[np.ndarray], np.ndarray]:
     weight = layer.weight.detach().numpy().T
     bias = layer.bias.detach().numpy()
-    return lambda x: x @ weight + bias
+    return lambda x: product(x, weight) + bias
+
+
+def product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x.dot(weight) if x.ndim == 2 else x @ weight  # dot is faster for two matrices
 
 
 def clamp(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
