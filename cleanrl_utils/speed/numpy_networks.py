@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node, Tracer
 
 from cleanrl_utils.speed.straight_line import Step, straight_line
@@ -75,11 +75,30 @@ def needed_for_output(graph: Any) -> list[Any]:
 def linear(layer: nn.Linear) -> Callable[[np.ndarray], np.ndarray]:
     weight = layer.weight.detach().numpy().T
     bias = layer.bias.detach().numpy()
-    return lambda x: product(x, weight) + bias
+    row = bias[None]
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        if x.ndim == 2:  # one operation with two matrices is faster than with other shapes
+            return x.dot(weight) + row
+        return x @ weight + bias
+
+    return forward
 
 
-def product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return x.dot(weight) if x.ndim == 2 else x @ weight  # dot is faster for two matrices
+def random_numbers(fill: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
+    """Random numbers of torch in the shape of an array, each time in the same memory."""
+    numbers = torch.empty(0)
+    in_numpy = numbers.numpy()
+
+    def draw(x: np.ndarray) -> np.ndarray:
+        nonlocal numbers, in_numpy
+        if in_numpy.shape != x.shape:
+            numbers = torch.empty(x.shape)
+            in_numpy = numbers.numpy()
+        fill(numbers)
+        return in_numpy
+
+    return draw
 
 
 def clamp(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
@@ -91,9 +110,10 @@ def softmax(x: np.ndarray, axis: int) -> np.ndarray:
     return x / x.sum(axis, keepdims=True)
 
 
+ZERO = np.zeros((), np.float32)  # operations take it faster than a number
 LAYERS: dict[type, Callable[[np.ndarray], np.ndarray]] = {
     nn.Tanh: np.tanh,
-    nn.ReLU: lambda x: np.maximum(x, 0),
+    nn.ReLU: lambda x: np.maximum(x, ZERO),
 }
 FUNCTIONS: dict[Any, Callable] = {
     operator.getitem: operator.getitem,
@@ -106,7 +126,6 @@ FUNCTIONS: dict[Any, Callable] = {
     torch.tanh: np.tanh,
     torch.exp: np.exp,
     torch.empty_like: np.empty_like,
-    torch.randn_like: lambda x: torch.randn(x.shape).numpy(),
 }
 METHODS: dict[str, Callable] = {
     "exp": np.exp,
@@ -117,12 +136,17 @@ METHODS: dict[str, Callable] = {
     "argmax": lambda x, axis: x.argmax(axis),
     "unflatten": lambda x, axis, sizes: x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]),
     "masked_fill": lambda x, mask, value: np.where(mask, value, x),
-    "exponential_": lambda x: torch.empty(x.shape).exponential_().numpy(),
+}
+RANDOM: dict[Any, Callable[[Tensor], Tensor]] = {
+    torch.randn_like: Tensor.normal_,
+    "exponential_": Tensor.exponential_,
 }
 
 
 def operation_of(node: Any, module: nn.Module) -> Callable | None:
     """What NumPy does for a node of the traced graph; None if it is in none of the tables."""
+    if node.op != "call_module" and node.target in RANDOM:
+        return random_numbers(RANDOM[node.target])
     if node.op == "call_function":
         return FUNCTIONS.get(node.target)
     if node.op == "call_method":
