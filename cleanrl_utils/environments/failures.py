@@ -85,8 +85,10 @@ def all_finite(obs: Any, rewards: np.ndarray) -> bool:
     The sum of squares takes only two microseconds. Large numbers can overflow it, so each number is
     checked if the sum is not finite.
     """
-    floats = isinstance(obs, np.ndarray) and obs.dtype.kind == "f"
-    if isfinite(rewards.dot(rewards)) and (not floats or isfinite(np.vdot(obs, obs))):
+    numbers = rewards
+    if isinstance(obs, np.ndarray) and obs.dtype.kind == "f":
+        numbers = obs.ravel()
+    if isfinite(rewards.dot(rewards)) and isfinite(numbers.dot(numbers)):
         return True
     return not len(not_finite(obs, rewards))
 
