@@ -225,12 +225,14 @@ class ReplayBuffer(_Replay):
         self.slice: slice | None = None
         if np.count_nonzero(real) == self.num_envs and end <= self.capacity:  # most steps
             self.slice = slice(start, end)
-            self.destinations[:-1] = range(start, end)
             number = self.num_envs
+            if not self.on_cpu:
+                self.destinations[:-1] = range(start, end)
         else:
             self.destinations[:-1], number = compact(real > 0, self.count, self.capacity)
         self.count.fill(self.count + number)
-        self.destinations[-1] = len(self)
+        if not self.on_cpu:
+            self.destinations[-1] = len(self)
 
     def _insert(self) -> None:
         arrays = self.arrays

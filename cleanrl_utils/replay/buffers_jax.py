@@ -66,9 +66,12 @@ class ReplayMemory:
         check_memory(4 * (capacity + 1) * self.width, capacity)
         self.replay = Replay(jnp.zeros((capacity + 1, self.width)), jnp.int32(0))
         self._insert = jax.jit(self.insert, donate_argnums=0)
+        packed_shapes = [*self.shapes, ()]  # `real` comes last
+        ends = np.cumsum([prod(shape) for shape in packed_shapes]).tolist()
+        columns = [slice(end - prod(x), end) for end, x in zip(ends, packed_shapes, strict=True)]
+        self._layout = list(zip(columns, packed_shapes, strict=True))
         self._collected_shape = (collect_steps, self.num_envs, self.width + 1)
-        self._collected = np.zeros(self._collected_shape, np.float32)
-        self._num_collected = 0
+        self._collect_into(np.zeros(self._collected_shape, np.float32))
 
     def add(self, *step: Any) -> None:
         """Insert one step of all environments: the fields of Batch, and `real`."""
@@ -76,20 +79,29 @@ class ReplayMemory:
 
     def collect(self, *step: Any) -> None:
         """Keep one step of all environments on the host, until a program takes all of them."""
-        self._collected[self._num_collected] = self.pack(*step)
+        for column, field in zip(self._columns, step, strict=True):
+            column[self._num_collected] = field
         self._num_collected += 1
 
     def take_collected(self) -> np.ndarray:
         """The collected steps, (collect_steps, num_envs, width + 1); a missing one is not real.
         The array is made anew each time: a program may still read the one before."""
         collected = self._collected
-        self._collected = np.zeros(self._collected_shape, np.float32)
-        self._num_collected = 0
+        self._collect_into(np.zeros(self._collected_shape, np.float32))
         return collected
+
+    def _collect_into(self, collected: np.ndarray) -> None:
+        self._collected = collected
+        # Views of the fields of Batch and of `real`: assigning to them is faster than packing.
+        self._columns = [
+            collected[..., column].reshape(*collected.shape[:-1], *shape)
+            for column, shape in self._layout
+        ]
+        self._num_collected = 0
 
     def pack(self, *step: Any) -> np.ndarray:
         """One step of all environments as one array, (num_envs, width + 1); `real` comes last."""
-        columns = [np.reshape(field, (self.num_envs, -1)) for field in step]
+        columns = [np.asarray(field).reshape(self.num_envs, -1) for field in step]
         return np.concatenate(columns, 1, dtype=np.float32, casting="unsafe")
 
     def insert(self, replay: Replay, steps: Array) -> Replay:
@@ -126,7 +138,7 @@ class ReplayMemory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.replay = with_arrays(self.replay, state["arrays"])
-        self._collected = state["collected"]
+        self._collect_into(state["collected"])
 
 
 class FrameReplay(NamedTuple):
