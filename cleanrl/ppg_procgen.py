@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.envpool import Pool, make_one_of_pool
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, clip, larger, mean_of, squared_error
 from cleanrl_utils.running.run import LargeArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, to_device
@@ -256,13 +256,13 @@ def update(
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
     ratio = logratio.exp()
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = (torch.max(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
+    clipped_ratio = clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = (larger(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
 
-    v_error = (newvalue - returns).square()
+    v_error = squared_error(newvalue, returns)
     if args.clip_vloss:
-        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
-        v_error = torch.max(v_error, (clipped_value - returns).square())
+        clipped_value = values + clip(newvalue - values, -args.clip_coef, args.clip_coef)
+        v_error = larger(v_error, squared_error(clipped_value, returns))
     v_loss = 0.5 * (v_error * weights).sum()
     entropy = (entropy * weights).sum()
     # They share no parameter. What is not trained has no gradient, so Adam does not change it.

@@ -22,7 +22,7 @@ from torch import Tensor, distributed, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, OfAllRanks, SyncVectorEnv
-from cleanrl_utils.running.losses import Losses, mean_of
+from cleanrl_utils.running.losses import Losses, clip, larger, mean_of, squared_error
 from cleanrl_utils.running.rng import derive_seed
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
@@ -197,13 +197,13 @@ def gradient(agent: Agent, args: Args, *minibatch: Tensor) -> Tensor:
         centred = advantages - (advantages * weights).sum()
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
         advantages = centred / (variance.sqrt() + 1e-8)
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = (torch.max(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
+    clipped_ratio = clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = (larger(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
 
-    v_error = (newvalue - returns).square()
+    v_error = squared_error(newvalue, returns)
     if args.clip_vloss:
-        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
-        v_error = torch.max(v_error, (clipped_value - returns).square())
+        clipped_value = values + clip(newvalue - values, -args.clip_coef, args.clip_coef)
+        v_error = larger(v_error, squared_error(clipped_value, returns))
     v_loss = 0.5 * (v_error * weights).sum()
     entropy = (entropy * weights).sum()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss

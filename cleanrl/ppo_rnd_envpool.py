@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.envpool import Pool
 from cleanrl_utils.environments.making import make
-from cleanrl_utils.running.losses import Losses, mean_of, stack
+from cleanrl_utils.running.losses import Losses, clip, larger, mean_of, squared_error, stack
 from cleanrl_utils.running.run import LargeArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import capture, compile, to_device
@@ -267,13 +267,13 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
         centred = advantages - (advantages * weights).sum()
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
         advantages = centred / (variance.sqrt() + 1e-8)
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = (torch.max(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
+    clipped_ratio = clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = (larger(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
 
-    v_error = (newvalue - returns).square()
+    v_error = squared_error(newvalue, returns)
     if args.clip_vloss:
-        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
-        v_error = torch.max(v_error, (clipped_value - returns).square())
+        clipped_value = values + clip(newvalue - values, -args.clip_coef, args.clip_coef)
+        v_error = larger(v_error, squared_error(clipped_value, returns))
     # The intrinsic return does not end with an episode: reset steps count for its value.
     v_loss = 0.5 * ((v_error[:, 0] * weights).sum() + v_error[:, 1].mean())
     entropy = (entropy * weights).sum()
@@ -313,8 +313,8 @@ if __name__ == "__main__":
 
     @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
     def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
-        minibatches = shuffled.split(args.minibatch_size)
-        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
+        minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+        return stack([train(*minibatch) for minibatch in minibatches])
 
     # differs from ppo_atari_envpool.py: two streams of rewards
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.

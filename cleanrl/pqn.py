@@ -179,8 +179,8 @@ if __name__ == "__main__":
 
     @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
     def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
-        minibatches = shuffled.split(args.minibatch_size)
-        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
+        minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+        return stack([train(*minibatch) for minibatch in minibatches])
 
     # A rollout, (num_steps, num_envs). obs has one row more, for the Q-values after the last step.
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cleanrl import ppo, ppo_continuous_action
-from cleanrl_utils.running.losses import Means, mean_of, stack
+from cleanrl_utils.running.losses import Means, clip, larger, mean_of, squared_error, stack
 from cleanrl_utils.speed import graphs
 from cleanrl_utils.speed.acting import Sampler
 from cleanrl_utils.speed.graphs import CudaGraph, accelerate, capture, copy_of
@@ -193,6 +193,20 @@ def test_resumed_means_can_be_taken_at_once() -> None:
 def test_mean_of_updates() -> None:
     found = mean_of([losses(1.0, 10.0), losses(3.0, 30.0)])
     assert {tag: x.item() for tag, x in found.items()} == {"losses/a": 2.0, "losses/b": 20.0}
+
+
+def test_parts_of_losses_and_their_gradients_are_those_of_torch() -> None:
+    torch.manual_seed(1)
+    advantages = torch.randn(1000)
+    ratio = (1 + 0.3 * torch.randn(1000)).requires_grad_()
+    ours = larger(-advantages * ratio, -advantages * clip(ratio, 0.8, 1.2))
+    torchs = torch.max(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2))
+    errors = squared_error(ratio, advantages), (ratio - advantages).square()
+    for pair in ((ours, torchs), errors):
+        assert torch.equal(*pair)
+        assert torch.equal(*(torch.autograd.grad(x.sum(), ratio)[0] for x in pair))
+    two = torch.randn(2, 5)
+    assert torch.equal(squared_error(two, two[0]), (two - two[0]).square())
 
 
 def sampler_args(num_envs: int, compile: bool = False) -> SimpleNamespace:

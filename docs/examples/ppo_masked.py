@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
-from cleanrl_utils.running.losses import Losses, mean_of, stack
+from cleanrl_utils.running.losses import Losses, clip, larger, mean_of, squared_error, stack
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, NonNegative, Share
 from cleanrl_utils.speed.acting import Sampler
@@ -190,13 +190,13 @@ def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Ten
         centred = advantages - (advantages * weights).sum()
         variance = (centred.square() * real).sum() / (real.sum() - 1).clamp(min=1)
         advantages = centred / (variance.sqrt() + 1e-8)
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    pg_loss = (torch.max(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
+    clipped_ratio = clip(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = (larger(-advantages * ratio, -advantages * clipped_ratio) * weights).sum()
 
-    v_error = (newvalue - returns).square()
+    v_error = squared_error(newvalue, returns)
     if args.clip_vloss:
-        clipped_value = values + (newvalue - values).clamp(-args.clip_coef, args.clip_coef)
-        v_error = torch.max(v_error, (clipped_value - returns).square())
+        clipped_value = values + clip(newvalue - values, -args.clip_coef, args.clip_coef)
+        v_error = larger(v_error, squared_error(clipped_value, returns))
     v_loss = 0.5 * (v_error * weights).sum()
     entropy = (entropy * weights).sum()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
@@ -232,8 +232,8 @@ if __name__ == "__main__":
 
     @partial(capture, device=device, args=args)  # an epoch is one CUDA graph
     def learn(shuffled: Tensor, *batch: Tensor) -> Losses:
-        minibatches = shuffled.split(args.minibatch_size)
-        return stack([train(*(x[indices] for x in batch)) for indices in minibatches])
+        minibatches = zip(*(x[shuffled].split(args.minibatch_size) for x in batch), strict=True)
+        return stack([train(*minibatch) for minibatch in minibatches])
 
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     obs = np.zeros((args.num_steps + 1, *envs.observation_space.shape), np.float32)
