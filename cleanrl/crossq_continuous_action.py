@@ -21,7 +21,7 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
-from cleanrl_utils.running.losses import Losses, Means
+from cleanrl_utils.running.losses import Losses, Means, squared_error
 from cleanrl_utils.running.run import LargeArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
@@ -228,7 +228,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
     # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
     next_value = next_q.detach().amin(0) - agent.log_alpha.detach().exp() * next_logprob
     targets = rewards + args.gamma * (1 - terminated) * next_value
-    losses = (q - targets).square().mean(1)
+    losses = squared_error(q, targets).mean(1)
     gradient_step(losses.sum(), optimizer)
     qf1_values, qf2_values = q.detach().mean(1)
     qf1_loss, qf2_loss = losses.detach()

@@ -21,7 +21,7 @@ from cleanrl_utils.environments import atari_wrappers as atari
 from cleanrl_utils.environments.making import is_atari, make, require_spaces
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.replay.buffers import FrameReplayBuffer, make_memory
-from cleanrl_utils.running.losses import Losses, Means
+from cleanrl_utils.running.losses import Losses, Means, squared_error
 from cleanrl_utils.running.run import PixelArgs, Run, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
@@ -196,7 +196,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
         # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
         targets = rewards + args.gamma * (1 - terminated) * next_value
     q = agent.critics(obs).gather(-1, actions.expand(2, -1).unsqueeze(-1)).squeeze(-1)
-    losses = (q - targets).square().mean(1)
+    losses = squared_error(q, targets).mean(1)
     gradient_step(losses.sum(), optimizer)
     qf1_values, qf2_values = q.detach().mean(1)
     qf1_loss, qf2_loss = losses.detach()

@@ -22,7 +22,7 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
-from cleanrl_utils.running.losses import Losses, Means, mean_of
+from cleanrl_utils.running.losses import Losses, Means, mean_of, squared_error
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
@@ -204,7 +204,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
         next_value = next_q - agent.log_alpha.exp() * next_logprob
         targets = rewards + args.gamma * (1 - terminated) * next_value
     q = agent.critics(obs, actions)
-    losses = (q - targets).square().mean(1)
+    losses = squared_error(q, targets).mean(1)
     gradient_step(losses.sum(), optimizer)
     qf1_values, qf2_values = q.detach().mean(1)
     qf1_loss, qf2_loss = losses.detach()

@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 from cleanrl_utils.environments.making import make, require_spaces
 from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.replay.buffers import ReplayBuffer, make_memory
-from cleanrl_utils.running.losses import Losses, Means
+from cleanrl_utils.running.losses import Losses, Means, squared_error
 from cleanrl_utils.running.run import Run, TorchArgs, parse_args, require
 from cleanrl_utils.running.settings import Count, Natural, NonNegative, Share
 from cleanrl_utils.speed.graphs import accelerate, capture
@@ -190,7 +190,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
         next_q = agent.target_critics(next_obs, next_actions).amin(0)
         targets = rewards + args.gamma * (1 - terminated) * next_q
     q = agent.critics(obs, actions)
-    losses = (q - targets).square().mean(1)
+    losses = squared_error(q, targets).mean(1)
     gradient_step(losses.sum(), optimizer)
     qf1_values, qf2_values = q.detach().mean(1)
     qf1_loss, qf2_loss = losses.detach()
