@@ -168,7 +168,8 @@ def project(probs: Array, returns: Array, atoms: Array | np.ndarray) -> Array:
     position = ((returns - atoms[0]) / spacing).clip(0, last)
     nearest = position.round()  # rounding errors must not move mass away from an atom that is met
     position = jnp.where(abs(position - nearest) < 1e-4, nearest, position)
-    rows, below = jnp.arange(len(probs))[:, None], jnp.floor(position).astype(int)
+    rows = jnp.arange(len(probs))[:, None]
+    below = jnp.floor(position).astype(int)
     share = position - below  # of the atom above
     projected = jnp.zeros_like(probs).at[rows, below].add(probs * (1 - share))
     return projected.at[rows, (below + 1).clip(max=last)].add(probs * share)
@@ -238,8 +239,9 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
-    functions = partial(init, args, envs), partial(update, args)
-    training = Training(*functions, memory, args.batch_size)
+    first_state = partial(init, args, envs)
+    next_state = partial(update, args)
+    training = Training(first_state, next_state, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
@@ -247,7 +249,8 @@ if __name__ == "__main__":
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
+    obs = envs.obs
+    ended = envs.ended
     for iteration in range(start, args.num_iterations):
         # Act. Environments explore independently of each other.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
@@ -273,7 +276,8 @@ if __name__ == "__main__":
         # Step the environments. A step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         if run.evaluation_due(global_step):
             agent.params = training.state.q_network.params

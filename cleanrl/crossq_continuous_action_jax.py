@@ -113,11 +113,10 @@ class BatchRenorm(nn.Module):
             return (x - running_mean.value) / running_std * scale + bias
         mean, var = x.mean(0), x.var(0)
         std = jnp.sqrt(var + self.eps)
-        warm = updates.value >= self.warm_up
-        r_max = 1 + 2.0 * warm  # r within [1/3, 3] and d within [-5, 5], but at first r = 1
-        d_max = 5.0 * warm  # and d = 0, which is batch normalisation
-        r = jax.lax.stop_gradient(std / running_std).clip(1 / r_max, r_max)
-        d = jax.lax.stop_gradient((mean - running_mean.value) / running_std).clip(-d_max, d_max)
+        warm = 1.0 * (updates.value >= self.warm_up)  # before, r = 1 and d = 0
+        r = jax.lax.stop_gradient(std / running_std).clip(1 / (1 + 2 * warm), 1 + 2 * warm)
+        d = jax.lax.stop_gradient((mean - running_mean.value) / running_std)
+        d = d.clip(-5 * warm, 5 * warm)
         running_mean.value += 0.01 * (mean - running_mean.value)  # 1 - momentum
         running_var.value += 0.01 * (var - running_var.value)
         updates.value += 1
@@ -161,8 +160,7 @@ class Actor(nn.Module):
 
     def act(self, obs: Array, noise: Array) -> Array:
         """Actions for the environment, clipped because rounding may exceed the bounds."""
-        actions, _ = self.sample(obs, noise)
-        return actions.clip(np.array(self.low), np.array(self.high))
+        return self.sample(obs, noise)[0].clip(np.array(self.low), np.array(self.high))
 
 
 # differs from sac_continuous_action_jax.py: normalised and wider
@@ -236,9 +234,8 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     next_value = next_q.min(0) - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
     # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
-    values = q.mean(1)
     losses = jnp.square(q - jax.lax.stop_gradient(targets)).mean(1)
-    metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
+    metrics = {"losses/qf1_values": q[0].mean(), "losses/qf2_values": q[1].mean()}
     metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
     return losses.sum(), (changed, metrics | {"losses/qf_loss": losses.mean()})
 
@@ -289,23 +286,26 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, collect_steps=args.learn_every)
-    functions = partial(init, args, envs), partial(update, args)
-    training = BackgroundTraining(*functions, memory, args.batch_size, noises=2)
-    low, high = envs.action_space.low, envs.action_space.high
+    first_state = partial(init, args, envs)
+    next_state = partial(update, args)
+    training = BackgroundTraining(first_state, next_state, memory, args.batch_size, noises=2)
+    low = envs.action_space.low
+    high = envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
+    obs = envs.obs
+    ended = envs.ended
     for iteration in range(start, args.num_iterations):
         # differs from sac_continuous_action_jax.py: no target networks
         # Start the updates in the background: one per step of this iteration, from transitions of
         # earlier iterations; none before --learning-starts. Steps are those of single environments,
         # so --num-envs changes neither the number of updates nor their order.
-        begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
+        begin = iteration * args.iteration_steps
+        end = begin + args.iteration_steps
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
-        policy_due = [step % args.policy_frequency == 0 for step in steps]
-        agent.params = training.start(policy_due)
+        agent.params = training.start([step % args.policy_frequency == 0 for step in steps])
 
         # Meanwhile act with the last policy, at first at random. The step after an episode's end
         # only resets its environment (~ended is False) and is not stored.
@@ -316,7 +316,8 @@ if __name__ == "__main__":
             actions = actions.astype(np.float32)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             memory.collect(obs, next_obs, actions, rewards, terminated, ~ended)
-            obs, ended = next_obs, terminated | truncated
+            obs = next_obs
+            ended = terminated | truncated
             run.log_episodes(infos, global_step)
 
         if (iteration + 1) % args.log_every == 0:

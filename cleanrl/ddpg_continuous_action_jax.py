@@ -113,7 +113,8 @@ class Actor(nn.Module):
 
     def act(self, obs: Array, noise: Array) -> Array:
         """Actions with noise, which is relative to half the action range."""
-        low, high = np.array(self.low), np.array(self.high)
+        low = np.array(self.low)
+        high = np.array(self.high)
         return (self(obs) + noise * (high - low) / 2).clip(low, high)
 
 
@@ -220,19 +221,23 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, collect_steps=args.learn_every)
-    functions = partial(init, args, envs), partial(update, args)
-    training = BackgroundTraining(*functions, memory, args.batch_size, noises=0)
-    low, high = envs.action_space.low, envs.action_space.high
+    first_state = partial(init, args, envs)
+    next_state = partial(update, args)
+    training = BackgroundTraining(first_state, next_state, memory, args.batch_size, noises=0)
+    low = envs.action_space.low
+    high = envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
+    obs = envs.obs
+    ended = envs.ended
     for iteration in range(start, args.num_iterations):
         # Start the updates in the background: one per step of this iteration, from transitions of
         # earlier iterations; none before --learning-starts. Steps are those of single environments,
         # so --num-envs changes neither the number of updates nor their order.
-        begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
+        begin = iteration * args.iteration_steps
+        end = begin + args.iteration_steps
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
         policy_due = [step % args.policy_frequency == 0 for step in steps]
         agent.params = training.start(policy_due)
@@ -246,7 +251,8 @@ if __name__ == "__main__":
             actions = actions.astype(np.float32)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             memory.collect(obs, next_obs, actions, rewards, terminated, ~ended)
-            obs, ended = next_obs, terminated | truncated
+            obs = next_obs
+            ended = terminated | truncated
             run.log_episodes(infos, global_step)
 
         if (iteration + 1) % args.log_every == 0:

@@ -180,8 +180,8 @@ def update(args: Args, state: State, batch: Batch) -> tuple[State, list[dict]]:
 
 def update_target(args: Args, state: State) -> State:
     """target = tau * network + (1 - tau) * target"""
-    networks = state.q_network.params, state.target_network
-    return state._replace(target_network=optax.incremental_update(*networks, args.tau))
+    target = optax.incremental_update(state.q_network.params, state.target_network, args.tau)
+    return state._replace(target_network=target)
 
 
 def greedy_actions(state: State, obs: Array) -> Array:
@@ -196,8 +196,9 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
-    functions = partial(init, args, envs), partial(update, args)
-    training = Training(*functions, memory, args.batch_size)
+    first_state = partial(init, args, envs)
+    next_state = partial(update, args)
+    training = Training(first_state, next_state, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
@@ -205,7 +206,8 @@ if __name__ == "__main__":
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
+    obs = envs.obs
+    ended = envs.ended
     for iteration in range(start, args.num_iterations):
         # Act. Environments explore independently of each other.
         exploring = args.exploration_fraction * args.total_timesteps  # steps
@@ -231,7 +233,8 @@ if __name__ == "__main__":
         # Step the environments. A step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         if run.evaluation_due(global_step):
             agent.params = training.state.q_network.params

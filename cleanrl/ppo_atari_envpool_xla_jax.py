@@ -133,7 +133,8 @@ class Network(nn.Module):
 
 def init_params(num_actions: int, seed: int) -> Params:
     """Orthogonal matrices, zero biases."""
-    obs, rng = np.zeros((1, 4, 84, 84), np.uint8), np.random.default_rng(seed)
+    obs = np.zeros((1, 4, 84, 84), np.uint8)
+    rng = np.random.default_rng(seed)
     params = jax.eval_shape(Network(num_actions).init, random.key(0), obs)["params"]
     for name, layer in params.items():
         # small outputs at first: explore before having opinions
@@ -260,7 +261,8 @@ def make_optimizer(args: Args) -> optax.GradientTransformation:
 
 def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[Array, Array]]:
     """One gradient step, unless an epoch before it has passed --target-kl."""
-    (params, moments, going), (minibatch, ends_epoch) = carry, x
+    params, moments, going = carry
+    minibatch, ends_epoch = x
     grads, losses = jax.grad(get_loss, has_aux=True)(params, args, minibatch)
     updates, new_moments = make_optimizer(args).update(grads, moments)
     new = jax.tree.map(lambda p, u: p - lr * u, params, updates), new_moments
@@ -273,7 +275,8 @@ def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[
 
 def learn(args: Args, train: dict, games: Games, step: Step, lr: Array) -> tuple[dict, dict]:
     """All epochs over a rollout, in one compiled program."""
-    params, (key, shuffle_key) = train["params"], random.split(train["key"])
+    params = train["params"]
+    key, shuffle_key = random.split(train["key"])
     values = jnp.concatenate([step.seen[-1], forward(params, games.obs)[1][None]])
     advantages = gae(step, values, args)
     returns = advantages + values[:-1]

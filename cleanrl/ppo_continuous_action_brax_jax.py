@@ -106,7 +106,8 @@ def init_params(env: Brax, seed: int) -> Params:
     num_actions = env.action_space.shape[0]
     # small outputs at first: explore before having opinions
     for name, outputs, std in [("actor", num_actions, 0.01), ("critic", 1, 1.0)]:
-        sizes, stds = [*env.observation_space.shape, 256, 256, outputs], [2**0.5, 2**0.5, std]
+        sizes = [*env.observation_space.shape, 256, 256, outputs]
+        stds = [2**0.5, 2**0.5, std]
         for i in range(3):
             params[f"{name}.{i}.kernel"] = orthogonal(rng, stds[i], sizes[i], sizes[i + 1])
             params[f"{name}.{i}.bias"] = np.zeros(sizes[i + 1], np.float32)
@@ -165,13 +166,15 @@ def agent_of(train: dict) -> Agent:
 
 def collect(env: Brax, args: Args, train: dict, carry: tuple, starts: Episode, key: Array) -> tuple:
     """A rollout of arrays (num_steps, num_envs, ...), with all its random numbers drawn at once."""
-    shape, (noise_key, step_key, deal_key) = (args.num_steps, args.num_envs), random.split(key, 3)
+    shape = (args.num_steps, args.num_envs)
+    noise_key, step_key, deal_key = random.split(key, 3)
     # Resets are dear: the starts of a segment are fresh, and dealt out anew in each rollout.
     shift = random.randint(deal_key, (), 0, args.num_envs)
     starts = jax.tree.map(lambda x: jnp.roll(x, shift, 0), starts)
 
     def step(carry: tuple[Episode, Array], x: tuple) -> tuple[tuple, tuple]:
-        (episodes, discounted), (noise, keys) = carry, x
+        episodes, discounted = carry
+        noise, keys = x
         obs = normalise(train["obs_stats"], episodes.obs)
         actions = mlp(train["params"], "actor", obs) + jnp.exp(train["params"]["logstd"]) * noise
         after, outcome = advance(env, episodes, actions, keys, starts)
@@ -225,7 +228,8 @@ def make_optimizer(args: Args) -> optax.GradientTransformation:
 
 def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[Array, Array]]:
     """One gradient step, unless an epoch before it has passed --target-kl."""
-    (params, moments, going), (minibatch, ends_epoch) = carry, x
+    params, moments, going = carry
+    minibatch, ends_epoch = x
     grads, losses = jax.grad(get_loss, has_aux=True)(params, args, minibatch)
     updates, new_moments = make_optimizer(args).update(grads, moments)
     new = jax.tree.map(lambda p, u: p - lr * u, params, updates), new_moments
@@ -306,7 +310,8 @@ if __name__ == "__main__":
     episodes = run.vectorise(env.stagger)(begin_all(run.env_seeds, none)), discounted
 
     start = run.resume(args.num_iterations // args.segment, train=train, episodes=episodes)
-    train, episodes = run.state["train"], run.state["episodes"]
+    train = run.state["train"]
+    episodes = run.state["episodes"]
     for segment in range(start, run.total):
         starts = begin_all(run.env_seeds, none + segment + 1)
         train, episodes, metrics, returns, lengths = program(train, episodes, starts)

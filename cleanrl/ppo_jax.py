@@ -98,7 +98,8 @@ def init_params(env: Gymnax, seed: int) -> Params:
     rng = np.random.default_rng(seed)
     # small outputs at first: explore before having opinions
     for name, outputs, std in [("actor", env.action_space.n, 0.01), ("critic", 1, 1.0)]:
-        sizes, stds = layer_sizes(env.observation_space.shape, outputs), [2**0.5, 2**0.5, std]
+        sizes = layer_sizes(env.observation_space.shape, outputs)
+        stds = [2**0.5, 2**0.5, std]
         for i, (inputs, units) in enumerate(sizes):
             params[f"{name}.{i}.kernel"] = orthogonal(rng, stds[i], inputs, units)
             params[f"{name}.{i}.bias"] = np.zeros(units, np.float32)
@@ -155,7 +156,8 @@ class Agent(Model):
 
 def collect(env: Gymnax, args: Args, params: Params, episodes: Episode, key: Array) -> tuple:
     """A rollout of arrays (num_steps, num_envs, ...), with all its random numbers drawn at once."""
-    shape, (noise_key, start_key, step_key) = (args.num_steps, args.num_envs), random.split(key, 3)
+    shape = (args.num_steps, args.num_envs)
+    noise_key, start_key, step_key = random.split(key, 3)
 
     def step(episodes: Episode, x: tuple) -> tuple[Episode, tuple]:
         noise, keys, starts = x
@@ -211,7 +213,8 @@ def make_optimizer(args: Args) -> optax.GradientTransformation:
 
 def update(args: Args, lr: Array, carry: tuple, x: tuple) -> tuple[tuple, tuple[Array, Array]]:
     """One gradient step, unless an epoch before it has passed --target-kl."""
-    (params, moments, going), (minibatch, ends_epoch) = carry, x
+    params, moments, going = carry
+    minibatch, ends_epoch = x
     grads, losses = jax.grad(get_loss, has_aux=True)(params, args, minibatch)
     updates, new_moments = make_optimizer(args).update(grads, moments)
     new = jax.tree.map(lambda p, u: p - lr * u, params, updates), new_moments
@@ -274,7 +277,8 @@ if __name__ == "__main__":
 
     episodes = begin_all(run.env_seeds)
     start = run.resume(args.num_iterations // args.segment, train=train, episodes=episodes)
-    train, episodes = run.state["train"], run.state["episodes"]
+    train = run.state["train"]
+    episodes = run.state["episodes"]
     for segment in range(start, run.total):
         train, episodes, metrics, returns, lengths = program(train, episodes)
         global_step = (segment + 1) * args.segment * args.batch_size

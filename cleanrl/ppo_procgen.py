@@ -96,7 +96,8 @@ def task_of(env_id: str) -> str:
 def make_envs(args: Args) -> Pool:
     """Next-step autoreset: the step after an episode's end only resets, its action is ignored."""
     envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
-    space, actions = envs.single_observation_space, envs.single_action_space
+    space = envs.single_observation_space
+    actions = envs.single_action_space
     pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
     fits = pictures and isinstance(actions, gym.spaces.Discrete)
     require(fits, f"--env-id {args.env_id}: this script needs pictures and discrete actions")

@@ -257,7 +257,8 @@ if __name__ == "__main__":
 
     episodes = begin_all(run.env_seeds)
     start = run.resume(args.num_iterations // args.segment, train=train, episodes=episodes)
-    train, episodes = run.state["train"], run.state["episodes"]
+    train = run.state["train"]
+    episodes = run.state["episodes"]
     for segment in range(start, run.total):
         train, episodes, metrics, returns, lengths = program(train, episodes)
         global_step = (segment + 1) * args.segment * args.batch_size

@@ -252,8 +252,8 @@ def update(
 
 def update_target(args: Args, state: State) -> State:
     """target = tau * network + (1 - tau) * target"""
-    networks = state.q_network.params, state.target_network
-    return state._replace(target_network=optax.incremental_update(*networks, args.tau))
+    target = optax.incremental_update(state.q_network.params, state.target_network, args.tau)
+    return state._replace(target_network=target)
 
 
 # tags of the offline phase
@@ -274,8 +274,9 @@ if __name__ == "__main__":
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
     distill_coeff = jnp.float32(1.0)
-    functions = partial(init, args, envs, teacher.params), partial(update, args, teacher)
-    training = Training(*functions, memory, args.batch_size, distill_coeff)
+    first_state = partial(init, args, envs, teacher.params)
+    next_state = partial(update, args, teacher)
+    training = Training(first_state, next_state, memory, args.batch_size, distill_coeff)
     q_values = training.policy(lambda x, obs: x.q_network.apply_fn(x.q_network.params, obs))
     teacher_q_values = training.policy(lambda x, obs: teacher.network.apply(x.teacher, obs))
     follow = partial(update_target, args)
@@ -287,7 +288,8 @@ if __name__ == "__main__":
     state |= dict(teacher_return=teacher_return, recent_returns=returns)
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, **state)
-    obs, ended = envs.obs, envs.ended
+    obs = envs.obs
+    ended = envs.ended
     if start == 0:
         played = run.play(teacher, args.teacher_eval_episodes, args.end_e)
         teacher_return[...] = np.mean(played)
@@ -302,7 +304,8 @@ if __name__ == "__main__":
         actions = act(teacher_q_values, obs, epsilon, rng, num_actions)
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, steps + args.num_envs, "teacher/")
         run.checkpoint(iteration + 1)
 
@@ -330,7 +333,8 @@ if __name__ == "__main__":
         if iteration == args.online_start:
             memory.clear()
             envs.reset(seed=derive_seed(args.seed, iteration))
-            obs, ended = envs.obs, envs.ended
+            obs = envs.obs
+            ended = envs.ended
 
         # Act.
         steps = (iteration - args.online_start) * args.num_envs
@@ -356,7 +360,8 @@ if __name__ == "__main__":
         # Step the environments. A step that only reset one of them is not stored.
         next_obs, rewards, terminated, truncated, infos = envs.step(actions)
         memory.add(obs, next_obs, actions, rewards, terminated, ~ended)
-        obs, ended = next_obs, terminated | truncated
+        obs = next_obs
+        ended = terminated | truncated
         run.log_episodes(infos, global_step)
         if "_episode" in infos:
             returns[:] = [*returns, *infos["episode"]["r"][infos["_episode"]]][-len(returns) :]

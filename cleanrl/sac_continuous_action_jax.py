@@ -68,8 +68,9 @@ class Args(RunArgs):
     # differs from td3_continuous_action_jax.py: checks --alpha
     def __post_init__(self) -> None:
         super().__post_init__()
-        frequencies = "policy-frequency", "target-network-frequency"
-        self.iteration_steps = steps_per_iteration(self, *frequencies)
+        self.iteration_steps = steps_per_iteration(
+            self, "policy-frequency", "target-network-frequency"
+        )
         self.num_iterations = self.total_timesteps // self.iteration_steps
         self.log_every = max(100 // self.iteration_steps, 1)  # iterations in about 100 steps
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # stored as its log
@@ -252,8 +253,8 @@ def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (
             state = state._replace(actor=actor, temperature=temperature)
             logged.append(metrics)
     if target_due:  # target = tau * network + (1 - tau) * target
-        networks = state.critics.params, state.target_critics
-        state = state._replace(target_critics=optax.incremental_update(*networks, args.tau))
+        target = optax.incremental_update(state.critics.params, state.target_critics, args.tau)
+        state = state._replace(target_critics=target)
     return state, logged
 
 
@@ -266,20 +267,24 @@ if __name__ == "__main__":
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, collect_steps=args.learn_every)
     noises = 1 + args.policy_frequency  # per update: one for the critics, one per policy step
-    functions = partial(init, args, envs), partial(update, args)
-    training = BackgroundTraining(*functions, memory, args.batch_size, noises=noises)
-    low, high = envs.action_space.low, envs.action_space.high
+    first_state = partial(init, args, envs)
+    next_state = partial(update, args)
+    training = BackgroundTraining(first_state, next_state, memory, args.batch_size, noises=noises)
+    low = envs.action_space.low
+    high = envs.action_space.high
     rng = np.random.default_rng(args.seed)
 
     envs.reset(seed=args.seed)
     start = run.resume(args.num_iterations, training=training, memory=memory, rng=rng, envs=envs)
-    obs, ended = envs.obs, envs.ended
+    obs = envs.obs
+    ended = envs.ended
     for iteration in range(start, args.num_iterations):
         # differs from td3_continuous_action_jax.py: target networks have their own schedule
         # Start the updates in the background: one per step of this iteration, from transitions of
         # earlier iterations; none before --learning-starts. Steps are those of single environments,
         # so --num-envs changes neither the number of updates nor their order.
-        begin, end = iteration * args.iteration_steps, (iteration + 1) * args.iteration_steps
+        begin = iteration * args.iteration_steps
+        end = begin + args.iteration_steps
         steps = range(max(begin, args.learning_starts) + 1, end + 1)
         policy_due = [step % args.policy_frequency == 0 for step in steps]
         target_due = [step % args.target_network_frequency == 0 for step in steps]
@@ -294,7 +299,8 @@ if __name__ == "__main__":
             actions = actions.astype(np.float32)
             next_obs, rewards, terminated, truncated, infos = envs.step(actions)
             memory.collect(obs, next_obs, actions, rewards, terminated, ~ended)
-            obs, ended = next_obs, terminated | truncated
+            obs = next_obs
+            ended = terminated | truncated
             run.log_episodes(infos, global_step)
 
         if (iteration + 1) % args.log_every == 0:
