@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -91,92 +91,139 @@ OPERATIONS: dict[str, Callable] = {
 PLAIN_PRODUCT = (((1,), (0,)), ((), ()))  # x @ y of two matrices
 
 
-def translate(program: Any, num_inputs: int) -> Callable[..., np.ndarray] | None:
-    """The traced function of (params, *inputs) as NumPy operations; None if it has others.
+def numpy_operation(primitive: str, settings: dict[str, Any]) -> Callable | None:
+    """What NumPy does for one of JAX's primitives; None if it is in neither table."""
+    if primitive == "dot_general" and settings["dimension_numbers"] != PLAIN_PRODUCT:
+        return None
+    if primitive in OPERATIONS:
+        return OPERATIONS[primitive](**settings)
+    return ELEMENTWISE.get(primitive)
 
-    Every array has a place in one list. What depends on nothing is computed here, what depends on
-    the parameters alone once for each set of parameters.
-    """
-    places: list[Any] = [None] * len(program.jaxpr.invars)
-    inputs = range(len(places))
-    known: set[int] = set()
-    steps: list[tuple[Any, list[int], list[int]]] = []  # operation, where it reads and writes
 
-    def new_place(value: Any = None, is_known: bool = False) -> int:
-        places.append(value)
-        if is_known:
-            known.add(len(places) - 1)
-        return len(places) - 1
+class Step(NamedTuple):
+    """One operation. Every value of a program has a number, its place."""
 
-    def walk(jaxpr: Any, constants: Any, arguments: Any) -> list[int]:
-        found = dict(zip(jaxpr.invars, arguments, strict=True))
+    operation: Any  # None if NumPy has none
+    read_from: list[int]
+    write_to: list[int]
+
+
+class Program:
+    """A traced function as a list of steps. Operations on constants are no steps: they are computed
+    once, when they are added."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.constants: dict[int, np.ndarray] = {}  # by place
+        self.num_places = 0
+
+    def new_places(self, count: int) -> list[int]:
+        first = self.num_places
+        self.num_places += count
+        return list(range(first, self.num_places))
+
+    def new_constant(self, value: np.ndarray) -> int:
+        (place,) = self.new_places(1)
+        self.constants[place] = value
+        return place
+
+    def add_function(self, jaxpr: Any, constants: Any, arguments: list[int]) -> list[int]:
+        """Add the steps of a function of the values at `arguments`; return its results' places."""
+        places = dict(zip(jaxpr.invars, arguments, strict=True))  # by variable
         for variable, value in zip(jaxpr.constvars, constants, strict=True):
-            found[variable] = new_place(np.asarray(value), is_known=True)
+            places[variable] = self.new_constant(np.asarray(value))
 
-        def read(variable: Any) -> int:
-            if hasattr(variable, "val"):
+        def place_of(variable: Any) -> int:
+            if hasattr(variable, "val"):  # a number in the program itself
                 value = np.asarray(variable.val, variable.aval.dtype)  # JAX's own type is slow
-                return new_place(value, is_known=True)
-            return found[variable]
+                return self.new_constant(value)
+            return places[variable]
 
         for equation in jaxpr.eqns:
-            read_from = [read(variable) for variable in equation.invars]
+            read_from = [place_of(variable) for variable in equation.invars]
             inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
             if inner is not None:  # a function within the function, say relu
-                write_to = walk(inner.jaxpr, inner.consts, read_from)
+                write_to = self.add_function(inner.jaxpr, inner.consts, read_from)
             else:
-                write_to = add_step(equation, read_from)
-            found.update(zip(equation.outvars, write_to, strict=True))
-        return [read(variable) for variable in jaxpr.outvars]
+                write_to = self.add_operation(equation, read_from)
+            places.update(zip(equation.outvars, write_to, strict=True))
+        return [place_of(variable) for variable in jaxpr.outvars]
 
-    def add_step(equation: Any, read_from: list[int]) -> list[int]:
-        name = equation.primitive.name
-        operation = ELEMENTWISE.get(name)
-        if name in OPERATIONS:
-            operation = OPERATIONS[name](**equation.params)
-        if name == "dot_general" and equation.params["dimension_numbers"] != PLAIN_PRODUCT:
-            operation = None
-        if operation is None or not known.issuperset(read_from):
-            write_to = [new_place() for _ in equation.outvars]
-            steps.append((operation, read_from, write_to))
+    def add_operation(self, equation: Any, read_from: list[int]) -> list[int]:
+        """Add a step, or constants if it reads only constants; return its results' places."""
+        operation = numpy_operation(equation.primitive.name, equation.params)
+        reads_constants = all(place in self.constants for place in read_from)
+        if operation is None or not reads_constants:
+            write_to = self.new_places(len(equation.outvars))
+            self.steps.append(Step(operation, read_from, write_to))
             return write_to
-        results = operation(*(places[i] for i in read_from))
+        results = operation(*[self.constants[place] for place in read_from])
         if not equation.primitive.multiple_results:
             results = [results]
-        return [new_place(result, is_known=True) for result in results]
+        return [self.new_constant(result) for result in results]
 
-    (output,) = walk(program.jaxpr, program.consts, inputs)
-    dtype = program.out_avals[0].dtype
-    needed = {output}
-    for _, read_from, write_to in reversed(steps):  # say, actions need no log-probability
-        if not needed.isdisjoint(write_to):
-            needed.update(read_from)
-    steps = [step for step in steps if not needed.isdisjoint(step[2])]
-    if any(operation is None for operation, _, _ in steps):
+
+def needed_steps(steps: list[Step], output: int) -> list[Step]:
+    """The steps that the output depends on: actions, say, need no log-probability."""
+    needed_places = {output}
+    needed = []
+    for step in reversed(steps):
+        if not needed_places.isdisjoint(step.write_to):
+            needed_places.update(step.read_from)
+            needed.append(step)
+    return needed[::-1]
+
+
+def steps_that_depend_on(places: list[int], steps: list[Step]) -> list[Step]:
+    """The steps that read these places, or what such steps write."""
+    dependent_places = set(places)
+    dependent = []
+    for step in steps:
+        if not dependent_places.isdisjoint(step.read_from):
+            dependent_places.update(step.write_to)
+            dependent.append(step)
+    return dependent
+
+
+def translate(traced: Any, num_inputs: int) -> Callable[..., np.ndarray] | None:
+    """The traced function of (params, *inputs) as NumPy operations; None if it has others.
+
+    What depends on the parameters alone is computed once for each set of parameters.
+    """
+    program = Program()
+    arguments = program.new_places(len(traced.jaxpr.invars))
+    (output,) = program.add_function(traced.jaxpr, traced.consts, arguments)
+    steps = needed_steps(program.steps, output)
+    if any(step.operation is None for step in steps):
         return None
-    first_input = len(inputs) - num_inputs
-    per_call = {i for i in inputs if i >= first_input}  # places that change with every call
-    for _, read_from, write_to in steps:
-        if not per_call.isdisjoint(read_from):
-            per_call.update(write_to)
-    of_params = [step for step in steps if per_call.isdisjoint(step[2])]
-    of_calls = [step for step in steps if not per_call.isdisjoint(step[2])]
-    used_params = [i for i in range(first_input) if i in needed]
-    written = {i for _, _, write_to in of_params for i in write_to}
-    kept = sorted(written.union(used_params) & {output}.union(*[step[1] for step in of_calls]))
-    constants = {i: places[i] for i in known}
-    of_every_call = straight_line(of_calls, [*kept, *inputs[first_input:]], [output], constants)
-    prepare = straight_line(of_params, used_params, kept, constants)
-    last_params: Any = None
-    prepared: list[np.ndarray] = []
 
-    def run(params: Any, *arrays: np.ndarray) -> np.ndarray:
+    num_params = len(arguments) - num_inputs
+    inputs = arguments[num_params:]
+    steps_per_call = steps_that_depend_on(inputs, steps)
+    steps_per_params = [step for step in steps if step not in steps_per_call]
+    read = {output}.union(*[step.read_from for step in steps])
+    params_read = [place for place in arguments[:num_params] if place in read]
+
+    # Of the parameters and of what is computed from them alone, keep what a call reads.
+    read_per_call = {output}.union(*[step.read_from for step in steps_per_call])
+    candidates = params_read.copy()
+    for step in steps_per_params:
+        candidates += step.write_to
+    kept = [place for place in candidates if place in read_per_call]
+
+    prepare = straight_line(steps_per_params, params_read, kept, program.constants)
+    compute = straight_line(steps_per_call, [*kept, *inputs], [output], program.constants)
+    dtype = traced.out_avals[0].dtype
+    last_params: Any = None
+    prepared: list[np.ndarray] = []  # the values at the places `kept`
+
+    def call(params: Any, *arrays: np.ndarray) -> np.ndarray:
         nonlocal last_params, prepared
         if params is not last_params:
             leaves = jax.tree.leaves(params)
-            prepared = prepare(*[np.asarray(leaves[i]) for i in used_params])
+            prepared = prepare(*[np.asarray(leaves[i]) for i in params_read])
             last_params = params
-        (result,) = of_every_call(*prepared, *arrays)
+        (result,) = compute(*prepared, *arrays)
         return result.astype(dtype, copy=False)
 
-    return run
+    return call
