@@ -47,7 +47,7 @@ from cleanrl_utils.analysis.study import (
     AnyTrial,
     at_least_one,
     check_same_study,
-    is_range,
+    check_target_scores,
     open_study,
     study_page,
     without_password,
@@ -81,6 +81,8 @@ HIDDEN = ".tuner"  # folder of all studies, in the folder of runs
 OWN = {"seed", "env_id", "runs_dir", "resume"}  # settings that the tuner itself gives every run
 FRESH = "fresh_seeds"  # key of the scores on fresh seeds in the study
 
+ActiveTrial = tuple[Trial, Generator[None, None, float]]  # with its objective, see there
+
 
 class Tuner:
     """See the module's docstring.
@@ -112,24 +114,14 @@ class Tuner:
     ):
         require(Path(script).is_file(), f"Tuner: script {script}: no such file")
         choices = ", ".join(AGGREGATIONS)
-        require(
-            aggregation_type in AGGREGATIONS, f"Tuner: aggregation_type must be one of {choices}"
-        )
+        known = aggregation_type in AGGREGATIONS
+        require(known, f"Tuner: aggregation_type must be one of {choices}")
         known = direction in ("maximize", "minimize")
         require(known, f"Tuner: direction must be maximize or minimize, not {direction}")
         at_least_one("workers", workers)
         at_least_one("metric_last_n_average_window", metric_last_n_average_window)
-        require(len(target_scores) > 0, "Tuner: target_scores names no task")
-        for env_id, target in target_scores.items():
-            require(
-                target is None or is_range(target),
-                f"Tuner: target_scores of {env_id} must be two different numbers, not {target}",
-            )
-        plain = any(target is None for target in target_scores.values())
-        require(
-            not plain or len(target_scores) == 1,
-            "Tuner: several tasks need target_scores like [low, high], to be comparable",
-        )
+        check_target_scores(target_scores)
+
         self.script = script
         self.scored = {
             "script": Path(script).name,
@@ -152,6 +144,7 @@ class Tuner:
         self.study_name = study_name or f"tuner_{int(time.time())}"
         self.folder = Path(runs_dir) / HIDDEN / self.study_name
         self.wandb_kwargs = dict(wandb_kwargs or {})
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # we print one line per trial
         self.study = open_study(
             storage,
@@ -180,7 +173,7 @@ class Tuner:
         print(f"study {self.study_name} in {self.storage}{old}", flush=True)
         left = num_trials - done
         failures: list[str] = []
-        active: list[tuple[Trial, Generator[None, None, float]]] = []
+        active: list[ActiveTrial] = []
         try:
             while left > 0 or active:
                 while left > 0 and len(active) < self.workers:
@@ -191,14 +184,9 @@ class Tuner:
                     trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
                     active.append((trial, self.objective(trial, num_seeds)))
                     left -= 1
-                for trial, steps in list(active):
-                    outcome = self.advance(trial, steps)
-                    if outcome is None:
-                        continue
-                    active.remove((trial, steps))
-                    self.say(outcome)
-                    if outcome.state == TrialState.FAIL:
-                        failures.append(outcome.user_attrs["error"])
+                for ended in self.collect(active):
+                    if ended.state == TrialState.FAIL:
+                        failures.append(ended.user_attrs["error"])
                 if len(failures) >= GIVE_UP and not self.counted():
                     break
                 time.sleep(POLL)
@@ -227,6 +215,17 @@ class Tuner:
         """Mark an interrupted trial as failed, and queue its settings for a new trial."""
         self.study.tell(trial.number, state=TrialState.FAIL)
         self.study.enqueue_trial(trial.params)
+
+    def collect(self, active: list[ActiveTrial]) -> list[FrozenTrial]:
+        """Check every trial once; remove those that have ended from `active` and return them."""
+        all_ended = []
+        for trial, steps in list(active):
+            ended = self.advance(trial, steps)
+            if ended is not None:
+                active.remove((trial, steps))
+                self.say(ended)
+                all_ended.append(ended)
+        return all_ended
 
     def advance(self, trial: Trial, steps: Generator[None, None, float]) -> FrozenTrial | None:
         """Check a trial once; if it has ended, report it to Optuna and return it."""
@@ -407,7 +406,7 @@ class Tuner:
         params = best.user_attrs["params"]
         where = self.folder / f"{self.folder_of(best).name}_fresh"
         waiting = list(missing)
-        partial: dict[int, dict[str, float]] = {}
+        partial: dict[int, dict[str, float]] = {}  # by seed and task, of seeds not yet complete
         failures: list[str] = []
         active: list[tuple[int, str, Training]] = []
         try:
@@ -415,19 +414,19 @@ class Tuner:
                 while waiting and len(active) < self.workers:
                     seed, env_id = waiting.pop(0)
                     active.append((seed, env_id, self.start(params, env_id, seed, where)))
-                for one in list(active):
-                    seed, env_id, training = one
+                for run in list(active):
+                    seed, env_id, training = run
+                    tasks = partial.setdefault(seed, {})
                     try:
                         if training.look():
                             continue
-                        score = self.score(training.result(), env_id)
-                        partial.setdefault(seed, {})[env_id] = score
+                        tasks[env_id] = self.score(training.result(), env_id)
                     except RunFailed as error:
                         training.stop()
                         failures.append(str(error))
-                    active.remove(one)
-                    if len(partial.get(seed, {})) == len(self.target_scores):
-                        scores[seed] = partial[seed]
+                    active.remove(run)
+                    if len(tasks) == len(self.target_scores):
+                        scores[seed] = tasks
                         stored = {"trial": best.number, "scores": scores}
                         self.study.set_user_attr(FRESH, stored)
                 time.sleep(POLL)

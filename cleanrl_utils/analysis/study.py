@@ -202,6 +202,21 @@ def at_least_one(name: str, number: int) -> None:
     require(number >= 1, f"Tuner: {name} must be at least 1, got {number}")
 
 
+def check_target_scores(target_scores: Mapping[str, Any]) -> None:
+    """Stop unless every task has two different numbers; a single task may have None."""
+    require(len(target_scores) > 0, "Tuner: target_scores names no task")
+    for env_id, target in target_scores.items():
+        require(
+            target is None or is_range(target),
+            f"Tuner: target_scores of {env_id} must be two different numbers, not {target}",
+        )
+    comparable = None not in target_scores.values()
+    require(
+        comparable or len(target_scores) == 1,
+        "Tuner: several tasks need target_scores like [low, high], to be comparable",
+    )
+
+
 def is_range(target: Any) -> bool:
     """Whether these are two different numbers."""
     if not isinstance(target, list | tuple) or len(target) != 2:
