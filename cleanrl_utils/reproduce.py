@@ -20,6 +20,7 @@ from cleanrl_utils.running import folder
 from cleanrl_utils.running.settings import parse_command
 
 PER_RUN = {"resume", "runs_dir"}  # location of a run: not reproduced
+VENV = ".venv-reproduce"
 
 
 @dataclass
@@ -53,42 +54,7 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
 
     `run` is the run's folder, which holds the script and uncommitted changes.
     """
-    lines = ["set -e"]
-    git = part(record, "git")
-    changes = run / folder.CHANGES if run else None
-    if git.get("commit"):
-        lines.append(f"git checkout {shlex.quote(str(git['commit']))}")
-    else:
-        lines.append(
-            "# The commit is unknown: check out the version of the code that the run used."
-        )
-    if changes and changes.is_file():
-        lines.append("# Uncommitted changes of the run:")
-        lines.append(f"git apply {shlex.quote(str(changes.resolve()))}")
-    elif git.get("dirty"):
-        lines.append("# The run had changes that were not committed; they are lost.")
-    if library := part(record, "library"):
-        dirty = ", with changes that were not committed" if library.get("dirty") else ""
-        commit = comment(str(library.get("commit", "")))
-        lines.append(f"# cleanrl_utils was imported from another checkout, at {commit}{dirty}.")
-
-    versions = {name: str(version) for name, version in part(record, "versions").items()}
-    python = versions.pop("python", "3").partition(" ")[0]
-    minor = ".".join(re.findall(r"\d+", python)[:2]) or "3"
-    lines += [f"# Python {comment(python)} on {comment(describe(part(record, 'hardware')))}"]
-    lines += [f"python{minor} -m venv .venv-reproduce"]
-    pins = []
-    for name, version in versions.items():
-        if name.lower() == "cleanrl":
-            continue
-        public, _, local = version.partition("+")
-        if local:  # a build for certain hardware, e.g. torch 2.5.1+cpu
-            lines.append(f"# {comment(name)} was the build {comment(version)}")
-        pins.append(shlex.quote(f"{name}=={public}"))
-    pip = ".venv-reproduce/bin/python -m pip install"
-    lines += [f"{pip} -r requirements/requirements.txt  # that commit's pins"]
-    lines += ["# The packages that the run used; changes nothing if they are the pinned ones."]
-    lines += [f"{pip} {' '.join(pins)}"] if pins else []
+    lines = ["set -e", *restore_code(record, run), *install_packages(record)]
 
     script = folder.recorded_script(record)
     copy = folder.script_path(run, record["script"]) if run else None
@@ -99,14 +65,66 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
     if colon and not module.startswith("cleanrl_utils"):
         lines.append(f"# The module {comment(module)} of the environment must be on PYTHONPATH.")
     lines += changed_by_resume(record)
-    words = [*folder.starter(record, ".venv-reproduce/bin/python"), script]
-    words += (
-        flags(record["args"]) if all_flags else folder.drop_flags(record["command"][1:], PER_RUN)
-    )
-    kept = record.get("tags")
-    tags = ",".join(map(str, kept)) if isinstance(kept, list) else ""
+
+    words = [*folder.starter(record, f"{VENV}/bin/python"), script]
+    if all_flags:
+        words += flags(record["args"])
+    else:
+        words += folder.drop_flags(record["command"][1:], PER_RUN)
+    stored = record.get("tags")
+    tags = ",".join(map(str, stored)) if isinstance(stored, list) else ""
     variables = f"WANDB_TAGS={shlex.quote(tags)} " if tags else ""
     return [*lines, variables + shlex.join(words)]
+
+
+def restore_code(record: dict[str, Any], run: Path | None) -> list[str]:
+    """Commands that restore the code of a run: its commit and its uncommitted changes."""
+    lines = []
+    git = part(record, "git")
+    if git.get("commit"):
+        lines.append(f"git checkout {shlex.quote(str(git['commit']))}")
+    else:
+        lines.append(
+            "# The commit is unknown: check out the version of the code that the run used."
+        )
+    changes = run / folder.CHANGES if run else None
+    if changes and changes.is_file():
+        lines.append("# Uncommitted changes of the run:")
+        lines.append(f"git apply {shlex.quote(str(changes.resolve()))}")
+    elif git.get("dirty"):
+        lines.append("# The run had changes that were not committed; they are lost.")
+    library = part(record, "library")
+    if library:
+        dirty = ", with changes that were not committed" if library.get("dirty") else ""
+        commit = comment(str(library.get("commit", "")))
+        lines.append(f"# cleanrl_utils was imported from another checkout, at {commit}{dirty}.")
+    return lines
+
+
+def install_packages(record: dict[str, Any]) -> list[str]:
+    """Commands that make a virtual environment with the packages of a run."""
+    versions = {name: str(version) for name, version in part(record, "versions").items()}
+    python = versions.pop("python", "3").partition(" ")[0]
+    minor = ".".join(re.findall(r"\d+", python)[:2]) or "3"
+    hardware = describe(part(record, "hardware"))
+    lines = [
+        f"# Python {comment(python)} on {comment(hardware)}",
+        f"python{minor} -m venv {VENV}",
+    ]
+    pins = []
+    for name, version in versions.items():
+        if name.lower() == "cleanrl":
+            continue
+        public, _, local = version.partition("+")
+        if local:  # a build for certain hardware, e.g. torch 2.5.1+cpu
+            lines.append(f"# {comment(name)} was the build {comment(version)}")
+        pins.append(shlex.quote(f"{name}=={public}"))
+    pip = f"{VENV}/bin/python -m pip install"
+    lines.append(f"{pip} -r requirements/requirements.txt  # that commit's pins")
+    lines.append("# The packages that the run used; changes nothing if they are the pinned ones.")
+    if pins:
+        lines.append(f"{pip} {' '.join(pins)}")
+    return lines
 
 
 def changed_by_resume(record: dict[str, Any]) -> list[str]:
