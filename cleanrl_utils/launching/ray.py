@@ -36,7 +36,37 @@ def run_ray(args: LaunchArgs, todo: list[Job], tags: list[str], env: dict[str, s
     gpus = args.gpus_per_run
     if gpus is None:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
+    task = ray_task(ray, args, gpus)
+    variables = {k: v for k, v in env.items() if k == "PYTHONPATH" or k.startswith("WANDB_")}
+    variables |= gpu_memory(1 / gpus if gpus else 1, env)
+    waiting = list(todo)
+    failed: list[Job] = []
+    running: dict[Any, Job] = {}  # by the future of its task
+    with Board(len(todo)) as board:
+        try:
+            while waiting or running:
+                while waiting and len(running) < args.workers:
+                    job = waiting.pop(0)
+                    words = [sys.executable, *same_command(args, tags, str(job.number))]
+                    future = task.remote(words, str(Path.cwd()), variables)
+                    running[future] = job
+                ended, _ = ray.wait(list(running), timeout=0.2)
+                for future in ended:
+                    job = running.pop(future)
+                    if not succeeded(ray, future, job, board):
+                        failed.append(job)
+                board.update([job for job in running.values() if job.folder])
+        finally:
+            for future in running:
+                ray.cancel(future, force=True)
+            ray.shutdown()
+    return failed
 
+
+def ray_task(ray: Any, args: LaunchArgs, gpus: float) -> Any:
+    """The Ray task that runs a command in a folder; it returns (exit status, output)."""
+
+    # Defined here, so that Ray sends its code: a node need not be able to import this module.
     def work(words: list[str], folder: str, variables: dict[str, str]) -> tuple[int, str]:
         import os  # in the node's process
         import subprocess
@@ -52,41 +82,23 @@ def run_ray(args: LaunchArgs, todo: list[Job], tags: list[str], env: dict[str, s
         return done.returncode, done.stdout + done.stderr
 
     # Ray repeats a task whose node or worker died; --retries repeats a run that failed.
-    task = ray.remote(work).options(
-        num_cpus=args.cpus_per_run, num_gpus=gpus, max_retries=max(args.retries, 1)
-    )
-    variables = {k: v for k, v in env.items() if k == "PYTHONPATH" or k.startswith("WANDB_")}
-    variables |= gpu_memory(1 / gpus if gpus else 1, env)
-    waiting = list(todo)
-    failed: list[Job] = []
-    tasks: dict[Any, Job] = {}
-    with Board(len(todo)) as board:
-        try:
-            while waiting or tasks:
-                while waiting and len(tasks) < args.workers:
-                    job = waiting.pop(0)
-                    words = [sys.executable, *same_command(args, tags, str(job.number))]
-                    tasks[task.remote(words, str(Path.cwd()), variables)] = job
-                ready, _ = ray.wait(list(tasks), timeout=0.2)
-                for future in ready:
-                    job = tasks.pop(future)
-                    try:
-                        status, output = ray.get(future)
-                    except ray.exceptions.RayError as error:
-                        status = 1
-                        output = str(error)
-                    board.ended(job, status == 0)
-                    if status:
-                        failed.append(job)
-                        board.say(f"{job.name} FAILED on Ray:\n{output.strip()}")
-                    else:
-                        board.say(f"{job.name} finished")
-                board.update([job for job in tasks.values() if job.folder])
-        finally:
-            for future in tasks:
-                ray.cancel(future, force=True)
-            ray.shutdown()
-    return failed
+    retries = max(args.retries, 1)
+    return ray.remote(work).options(num_cpus=args.cpus_per_run, num_gpus=gpus, max_retries=retries)
+
+
+def succeeded(ray: Any, future: Any, job: Job, board: Board) -> bool:
+    """Print how the task of a job ended; returns whether it succeeded."""
+    try:
+        status, output = ray.get(future)
+    except ray.exceptions.RayError as error:
+        status = 1
+        output = str(error)
+    board.ended(job, status == 0)
+    if status:
+        board.say(f"{job.name} FAILED on Ray:\n{output.strip()}")
+    else:
+        board.say(f"{job.name} finished")
+    return status == 0
 
 
 def connect(ray: Any, address: str) -> None:
