@@ -14,6 +14,7 @@ import itertools
 import math
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -211,7 +212,8 @@ def flag(field: str) -> str:
 def normalise(cls: type, argv: list[str]) -> list[str]:
     """Accept `--cuda False`, `--capture_video`, `--total-timesteps 1e6`; refuse unknown flags."""
     types = get_type_hints(cls)
-    known = {flag(field.name): field.name for field in dataclasses.fields(cls)}
+    kinds = {flag(field.name): types[field.name] for field in dataclasses.fields(cls)}
+    is_script = issubclass(cls, RunArgs)  # else a tool
     words = list(argv)
     out = []
     while words:
@@ -219,43 +221,60 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
         if not word.startswith("--") or word == "--help":
             out.append(word)
             continue
-        name, _, value = word.partition("=")
+        name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        positive = "--" + name.removeprefix("--no-") if name not in known else name
-        if positive not in known or (positive != name and types[known[positive]] is not bool):
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "; --help lists the flags"
-            raise BadInput(f"{name} is not a flag of this script{hint}")
-        kind = types[known[positive]]
+        positive = positive_flag(name, kinds)
+        kind = kinds[positive]
         if kind is bool:
-            follows = "=" not in word and bool(words) and not words[0].startswith("-")
-            if follows and (issubclass(cls, RunArgs) or words[0].lower() in ("true", "false")):
+            if not equals and words and is_switch_value(words[0], is_script):
                 value = words.pop(0)
-            require(
-                value.lower() in ("", "true", "false"), f"{name} takes True or False, not {value}"
-            )
-            on = (value.lower() != "false") == (name == positive)
-            out.append(positive if on else "--no-" + positive.removeprefix("--"))
+            out.append(switch(name, positive, value))
             continue
-        if not value and words and "=" not in word:
-            value = words.pop(0)
-            more = [value]
+        values = [value] if equals else []
+        if not equals and words:
+            values.append(words.pop(0))  # even one that begins with --
             while words and not words[0].startswith("--"):  # --device-ids 0 1
-                more.append(words.pop(0))
-        else:
-            more = [value] if "=" in word else []
+                values.append(words.pop(0))
         if get_origin(kind) in (list, tuple):
             again = f"{name} is given twice: give all its values at once, {name} A B"
             require(name not in out, again)
         number = number_type(kind)
-        if number and (number is kind or more[:1] != ["None"]):
-            more[:1] = [as_number(name, number, text) for text in more[:1]]
-        looks_like_flags = len(more) == 1 and more[0].startswith("-")  # --slurm-options "--time=1"
-        if looks_like_flags and ("=" in word or " " in more[0]) and not issubclass(cls, RunArgs):
-            out.append(f"{name}={more[0]}")
+        if values and number and (number is kind or values[0] != "None"):
+            values[0] = as_number(name, number, values[0])
+        looks_like_flags = len(values) == 1 and values[0].startswith("-")
+        if looks_like_flags and (equals or " " in values[0]) and not is_script:
+            out.append(f"{name}={values[0]}")  # --slurm-options "--time=1"
         else:
-            out += [name, *more]
+            out += [name, *values]
     return out
+
+
+def positive_flag(name: str, kinds: Mapping[str, Any]) -> str:
+    """The flag without the `no-` of a switch; an error if there is no such flag."""
+    if name in kinds:
+        return name
+    positive = "--" + name.removeprefix("--no-")
+    if kinds.get(positive) is bool:
+        return positive
+    near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; --help lists the flags"
+    raise BadInput(f"{name} is not a flag of this script{hint}")
+
+
+def is_switch_value(word: str, is_script: bool) -> bool:
+    """Whether the word after a switch is its value: tools, unlike scripts, have other arguments."""
+    if is_script:
+        return not word.startswith("-")
+    return word.lower() in ("true", "false")
+
+
+def switch(name: str, positive: str, value: str) -> str:
+    """--cuda or --no-cuda, for a switch that was typed as `name` with this value, maybe empty."""
+    require(value.lower() in ("", "true", "false"), f"{name} takes True or False, not {value}")
+    on = value.lower() != "false"
+    if name != positive:  # --no-cuda
+        on = not on
+    return positive if on else "--no-" + positive.removeprefix("--")
 
 
 def number_type(kind: Any) -> type | None:
