@@ -16,6 +16,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ class Trace(NamedTuple):
 
 
 class Profile:
-    """Records some iterations of a run; `pause` and `go_on` stand around what is none of theirs."""
+    """Records some iterations of a run, without what happens between `pause` and `go_on`."""
 
     def __init__(self, recorder: Any, envs: Any, first: int, iterations: int, say: Callable):
         self.recorder = recorder
@@ -166,23 +167,32 @@ def account(trace: Trace, total: float) -> dict[str, float]:
 
 def own_times(spans: list[Span]) -> Iterator[tuple[str, float]]:
     """(kind, time without the spans inside it) of each; all inside a step is the environment's."""
-    open_spans: list[list[Any]] = []  # [span, its kind, time of the spans directly inside it]
-
-    def close() -> tuple[str, float]:
-        span, kind, inside = open_spans.pop()
-        return kind, max(span.end - span.start - inside, 0.0)
-
+    open_spans: list[OpenSpan] = []  # each is inside the one before it
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        while open_spans and open_spans[-1][0].end <= span.start:
-            yield close()
+        while open_spans and open_spans[-1].span.end <= span.start:
+            ended = open_spans.pop()
+            yield ended.kind, ended.own_time()
         kind = span.kind
         if open_spans:
-            open_spans[-1][2] += min(span.end, open_spans[-1][0].end) - span.start
-            if open_spans[-1][1] == ENVIRONMENT:
+            outer = open_spans[-1]
+            outer.inside += min(span.end, outer.span.end) - span.start
+            if outer.kind == ENVIRONMENT:
                 kind = ENVIRONMENT
-        open_spans.append([span, kind, 0.0])
-    while open_spans:
-        yield close()
+        open_spans.append(OpenSpan(span, kind))
+    for ended in reversed(open_spans):
+        yield ended.kind, ended.own_time()
+
+
+@dataclass
+class OpenSpan:
+    """A span that has not ended yet, while spans are read in the order of their starts."""
+
+    span: Span
+    kind: str
+    inside: float = 0.0  # time of the spans directly inside it
+
+    def own_time(self) -> float:
+        return max(self.span.end - self.span.start - self.inside, 0.0)
 
 
 def covered(spans: Iterable[Span]) -> float:
@@ -245,7 +255,7 @@ class TorchRecorder:
             return "kernels" if category == "kernel" else "copies"
         if category == "user_annotation":
             return ENVIRONMENT if name == ENVIRONMENT else ""
-        # those of them that wait for the GPU wait for what is then copied, or could be
+        # a wait for the GPU is a wait for a result, which is then copied
         if name in ("aten::copy_", "aten::_local_scalar_dense"):
             return "copies"
         if name.startswith("cu") and ("Memcpy" in name or "Synchronize" in name):
