@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import os
 import re
 import shutil
@@ -117,6 +118,16 @@ def test_ctrl_c_during_a_step_ends_the_workers_quietly(tmp_path: Path) -> None:
     words = [sys.executable, str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200)
     assert done.returncode == 130 and done.stderr == ""
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_environment_that_cannot_be_made_leaves_no_workers_to_end() -> None:
+    def make() -> gym.Env:
+        raise OSError("no such game")
+
+    with pytest.raises(OSError, match="no such game"):
+        AsyncVectorEnv([make] * 2)
+    gc.collect()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -180,7 +180,7 @@ class AsyncVectorEnv(ReplayState, gym.vector.AsyncVectorEnv):
 
     def __del__(self) -> None:
         """End the workers at once: Gymnasium would wait for a step that Ctrl+C interrupted."""
-        if not getattr(self, "closed", True):
+        if not getattr(self, "closed", True) and hasattr(self, "_state"):  # all have started
             self._end_workers()
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict]:
