@@ -147,6 +147,7 @@ def script_in(line: str) -> str:
     return re.findall(r"python (\S+ppo\.py --resume)", line)[0]
 
 
+@pytest.mark.filterwarnings("error")
 def test_large_numbers_are_not_taken_for_infinite_ones() -> None:
     large = np.full((2, 3), 1e30, np.float32)  # whose squares are too large for float32
     assert all_finite(large, np.zeros(2))

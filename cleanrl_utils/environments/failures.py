@@ -87,8 +87,8 @@ def all_finite(obs: Any, rewards: np.ndarray) -> bool:
     """
     numbers = rewards
     if isinstance(obs, np.ndarray) and obs.dtype.kind == "f":
-        numbers = obs.ravel()
-    if isfinite(rewards.dot(rewards)) and isfinite(numbers.dot(numbers)):
+        numbers = obs
+    if isfinite(rewards.dot(rewards)) and isfinite(np.vdot(numbers, numbers)):  # dot would warn
         return True
     return not len(not_finite(obs, rewards))
 
