@@ -10,6 +10,7 @@ from torch.distributions import Categorical
 
 from cleanrl import ppo_multi_input
 from cleanrl_utils.environments.spaces import FlattenParts, count_choices, parts_of
+from cleanrl_utils.environments.vector import SyncVectorEnv
 
 BYTES = gym.spaces.Box(0, 255, (6, 5, 3), np.uint8)
 CHANNELS_FIRST = gym.spaces.Box(0, 1, (2, 9, 7), np.float32)
@@ -43,6 +44,28 @@ def make_agent(seen: gym.Space, actions: gym.Space) -> tuple[ppo_multi_input.Age
     envs = gym.vector.SyncVectorEnv([lambda: FlattenParts(Anything(seen, actions))] * 2)
     torch.manual_seed(1)
     return ppo_multi_input.Agent(envs), envs
+
+
+class Growing(gym.Env):
+    """Observations without a fixed shape: one number more with each step."""
+
+    observation_space = gym.spaces.Sequence(gym.spaces.Discrete(9))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.seen: tuple = ()
+        return self.seen, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.seen += (action,)
+        return self.seen, 0.0, False, False, {}
+
+
+def test_observations_without_a_shape_are_those_of_the_last_step() -> None:
+    envs = SyncVectorEnv([Growing] * 2)
+    assert envs.reset(seed=1)[0] == ((), ())
+    assert envs.step(np.array([0, 1]))[0] == ((0,), (1,))
+    assert envs.step(np.array([1, 1]))[0] == ((0, 1), (1, 1))
 
 
 def test_parts_are_found_in_the_order_in_which_they_are_flattened() -> None:

@@ -131,8 +131,7 @@ class SyncVectorEnv(ReplayState, gym.vector.SyncVectorEnv):
             obs = np.array(self._env_obs)  # faster than concatenate
             if obs.shape == batch.shape and obs.dtype == batch.dtype:
                 return obs
-        concatenate(self.single_observation_space, self._env_obs, batch)
-        return deepcopy(batch)
+        return deepcopy(concatenate(self.single_observation_space, self._env_obs, batch))
 
     def _add_info(self, vector_infos: dict, env_info: dict, env_num: int) -> dict:
         """As in Gymnasium, and faster for numbers."""
