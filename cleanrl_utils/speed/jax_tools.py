@@ -1,4 +1,4 @@
-"""What JAX scripts share: models, initial weights, permutations, patches of pictures, metrics."""
+"""What JAX scripts share: models, initial weights, permutations, patches of images, metrics."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -80,17 +80,30 @@ def permutations(key: jax.Array, count: int, size: int, cut: int) -> jax.Array:
 
 
 def patches(x: jax.Array, size: int, stride: int) -> jax.Array:
-    """What a convolution looks at, (..., height, width, size * size * channels), from pictures.
+    """The patches of a convolution, (..., rows, columns, size * size * channels), of images
+    (..., height, width, channels); `size` is a multiple of `stride`.
 
-    Its product with a matrix is the convolution. In a scan on the CPU, XLA takes a hundred times as
-    long for the gradient of a convolution; a GPU has nothing to search the quickest algorithm for.
+    Their product with a matrix is the convolution. In a scan on the CPU, XLA takes a hundred times
+    as long for the gradient of a convolution; on a GPU, it need not search for the fastest
+    algorithm.
     """
     *batch, height, width, channels = x.shape
-    rows, columns, k = height // stride, width // stride, size // stride
-    x = jnp.moveaxis(x.reshape(*batch, rows, stride, columns, stride, channels), -4, -3)
-    x = x.reshape(*batch, rows, columns, stride**2 * channels)  # blocks of stride x stride pixels
-    rows, columns = rows - k + 1, columns - k + 1
-    views = [x[..., i : i + rows, j : j + columns, :] for i in range(k) for j in range(k)]
+
+    # blocks of stride x stride pixels: (..., block_rows, block_columns, stride * stride * channels)
+    block_rows = height // stride
+    block_columns = width // stride
+    x = x.reshape(*batch, block_rows, stride, block_columns, stride, channels)
+    x = jnp.moveaxis(x, -4, -3)
+    blocks = x.reshape(*batch, block_rows, block_columns, stride**2 * channels)
+
+    # a patch is blocks_per_side x blocks_per_side blocks
+    blocks_per_side = size // stride
+    rows = block_rows - blocks_per_side + 1
+    columns = block_columns - blocks_per_side + 1
+    views = []
+    for i in range(blocks_per_side):
+        for j in range(blocks_per_side):
+            views.append(blocks[..., i : i + rows, j : j + columns, :])
     return jnp.concatenate(views, -1)
 
 
