@@ -10,7 +10,6 @@ are part of checkpoints.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -74,8 +73,11 @@ class Training:
         """Means of the metrics since the last call, without those that had no update."""
         sums, counts = np.asarray(self._sums)
         self._sums = self._no_metrics
-        found = zip(self._names, sums, counts, strict=True)
-        return {name: total / count for name, total, count in found if count}
+        means = {}
+        for name, total, count in zip(self._names, sums, counts, strict=True):
+            if count:
+                means[name] = total / count
+        return means
 
     def state_dict(self) -> dict[str, list[np.ndarray]]:
         return {"arrays": arrays_of((self._packed, self._sums))}
@@ -108,10 +110,13 @@ class Training:
 
     def _add(self, sums: Array, logged: list[dict[str, Array]]) -> Array:
         """Add the metrics of one update, a dict per gradient step, to the sums and counts."""
-        found = [[metrics[name] for metrics in logged if name in metrics] for name in self._names]
-        values = jnp.stack([sum(values, jnp.zeros(())) for values in found])
-        counts = jnp.array([float(len(values)) for values in found])
-        return sums + jnp.stack([values, counts])
+        totals = []
+        counts = []
+        for name in self._names:
+            values = [metrics[name] for metrics in logged if name in metrics]
+            totals.append(sum(values, jnp.zeros(())))
+            counts.append(float(len(values)))
+        return sums + jnp.stack([jnp.stack(totals), jnp.array(counts)])
 
 
 class BackgroundTraining(Training):
@@ -238,31 +243,48 @@ def scan_updates(update: Callable, carry: tuple, due: tuple, drawn: Any) -> tupl
     while begin < len(due):
         period, times = repetition(due[begin:])
         end = begin + period * times
-        body = due[begin : begin + period]
-
-        def repeat(carry: tuple, drawn: Any, body: tuple = body) -> tuple[tuple, None]:
-            for i, parts in enumerate(body):
-                carry = update(*carry, jax.tree.map(lambda x, i=i: x[i], drawn), parts)
-            return carry, None
-
-        cut = lambda x: x[begin:end].reshape(times, period, *x.shape[1:])  # noqa: B023, E731
-        carry, _ = jax.lax.scan(repeat, carry, jax.tree.map(cut, drawn))
+        pattern = due[begin : begin + period]
+        drawn_here = jax.tree.map(lambda x, here=slice(begin, end): x[here], drawn)
+        carry = scan_pattern(update, carry, pattern, times, drawn_here)
         begin = end
     return carry
 
 
+def scan_pattern(update: Callable, carry: tuple, pattern: tuple, times: int, drawn: Any) -> tuple:
+    """One update for each entry of `pattern`, all of it `times` times; `drawn` has their inputs."""
+    period = len(pattern)
+
+    def updates_of_pattern(carry: tuple, drawn: Any) -> tuple[tuple, None]:
+        for i, due in enumerate(pattern):
+            drawn_i = jax.tree.map(lambda x, i=i: x[i], drawn)
+            carry = update(*carry, drawn_i, due)
+        return carry, None
+
+    drawn = jax.tree.map(lambda x: x.reshape(times, period, *x.shape[1:]), drawn)
+    carry, _ = jax.lax.scan(updates_of_pattern, carry, drawn)
+    return carry
+
+
 def repetition(due: tuple) -> tuple[int, int]:
-    """Length of the pattern that `due` begins with and repeats, and the number of repetitions; of
-    all such patterns the one that covers the most."""
+    """Length of the pattern that `due` begins with and repeats, and how many times it stands there;
+    of all such patterns the one that covers the most."""
+    best_period = 1
+    best_covered = 0
+    for period in range(1, len(due) // 2 + 1):
+        times = times_at_start(due, period)
+        if times > 1 and period * times > best_covered:
+            best_period = period
+            best_covered = period * times
+    return best_period, times_at_start(due, best_period)
 
-    def times(period: int) -> int:
-        whole = range(len(due) // period)
-        same = (due[i * period : (i + 1) * period] == due[:period] for i in whole)
-        return sum(takewhile(bool, same))
 
-    periods = range(1, len(due) // 2 + 1)
-    best = max(periods, key=lambda n: n * times(n) * (times(n) > 1), default=1)
-    return best, times(best)
+def times_at_start(due: tuple, period: int) -> int:
+    """How many times in a row `due` begins with its first `period` entries."""
+    most = len(due) // period
+    for times in range(most):
+        if due[times * period : (times + 1) * period] != due[:period]:
+            return times
+    return most
 
 
 class Packing:
