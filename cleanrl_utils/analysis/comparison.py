@@ -47,9 +47,11 @@ def compare(args: SetArgs) -> Comparison:
     scores = [[scores_of(s, task, args) for task in shared] for s in sets]
     scales = [scale(sets[0].on(task), scores[0][i], args) for i, task in enumerate(shared)]
     normalised = []
-    for mine in scores:
-        pairs = zip(mine, scores[0], scales, strict=True)
-        normalised.append([1 + (x - base.mean()) / unit for x, base, unit in pairs])
+    for scores_of_set in scores:
+        normalised_set = []
+        for new, base, unit in zip(scores_of_set, scores[0], scales, strict=True):
+            normalised_set.append(1 + (new - base.mean()) / unit)
+        normalised.append(normalised_set)
     return Comparison(args, sets, tasks, shared, scores, normalised)
 
 
@@ -103,10 +105,13 @@ def score_table(c: Comparison) -> str:
     lines = [f"**{c.args.metric}**: mean ± sample standard deviation over seeds (number of seeds)"]
     lines += ["", row(head), row(["-"] * len(head))]
     for task in c.tasks:
-        cells = [scores_of(s, task, c.args) for s in c.sets]
-        lines.append(row([task, *(cell(x) for x in cells)]))
-    minutes = [[r.curves[c.args.metric].seconds[-1] / 60 for r in s.runs] for s in c.sets]
-    lines.append(row(["minutes per run", *(f"{np.mean(m):.1f}" for m in minutes)]))
+        cells = [cell(scores_of(s, task, c.args)) for s in c.sets]
+        lines.append(row([task, *cells]))
+    cells = []
+    for s in c.sets:
+        minutes = [run.curves[c.args.metric].seconds[-1] / 60 for run in s.runs]
+        cells.append(f"{np.mean(minutes):.1f}")
+    lines.append(row(["minutes per run", *cells]))
     return "\n".join(lines)
 
 
@@ -151,33 +156,48 @@ def with_caution(bounds: tuple[float, float], seeds: int) -> str:
 
 def settings_table(c: Comparison) -> str:
     """The settings in which the sets differ on the same task, and the versions of the code."""
-    different = []
-    only: dict[str, list[str]] = {}
-    known = [s for s in c.sets if all(run.all_settings for run in s.runs)]
-    for name in dict.fromkeys(n for s in c.sets for run in s.runs for n in run.settings):
-        have = [s for s in c.sets if any(name in run.settings for run in s.runs)]
+    incomplete = [s.label for s in c.sets if not all(run.all_settings for run in s.runs)]
+    rows = []
+    only: dict[str, list[str]] = {}  # settings that some sets do not have, by the labels of others
+    for name in setting_names(c):
+        have = [s.label for s in c.sets if any(name in run.settings for run in s.runs)]
         if len(have) == len(c.sets):
             if differs_on_a_task(c, name):
-                different.append(name)
-        elif len(known) == len(c.sets):
-            only.setdefault(", ".join(s.label for s in have), []).append(flag_name(name))
-    rows = [[flag_name(name), *(value_in(s, name) for s in c.sets)] for name in different]
-    codes = [", ".join(dict.fromkeys(run.code or "unknown" for run in s.runs)) for s in c.sets]
+                rows.append([flag_name(name), *(value_in(s, name) for s in c.sets)])
+        elif not incomplete:
+            only.setdefault(", ".join(have), []).append(flag_name(name))
+    codes = [codes_of(s) for s in c.sets]
     if len(set(codes)) > 1:
         rows.append(["code", *codes])
-    head = ["differs between the sets", *c.labels]
-    lines = [row(cells) for cells in [head, ["-"] * len(head), *rows]]
-    if not rows:
-        lines = [] if only else ["Settings and code are the same in all sets."]
+
+    parts = []
+    if rows:
+        head = ["differs between the sets", *c.labels]
+        parts.append("\n".join(row(cells) for cells in [head, ["-"] * len(head), *rows]))
+    elif not only:
+        parts.append("Settings and code are the same in all sets.")
     if only:
-        lines.append("")
-    for labels, names in only.items():
-        lines.append(f"Only {labels} has the settings {', '.join(names)}.")
-    unknown = [s.label for s in c.sets if s not in known]
-    if unknown:
-        lines.append("")
-        lines.append(f"{', '.join(unknown)}: only the flags of the commands are recorded.")
-    return "\n".join(lines).strip("\n")
+        lines = []
+        for labels, names in only.items():
+            lines.append(f"Only {labels} has the settings {', '.join(names)}.")
+        parts.append("\n".join(lines))
+    if incomplete:
+        parts.append(f"{', '.join(incomplete)}: only the flags of the commands are recorded.")
+    return "\n\n".join(parts)
+
+
+def setting_names(c: Comparison) -> list[str]:
+    """The settings that any run has, in the order in which they are found."""
+    names: dict[str, None] = {}
+    for s in c.sets:
+        for run in s.runs:
+            names.update(dict.fromkeys(run.settings))
+    return list(names)
+
+
+def codes_of(s: RunSet) -> str:
+    """The versions of the code in a set."""
+    return ", ".join(dict.fromkeys(run.code or "unknown" for run in s.runs))
 
 
 def differs_on_a_task(c: Comparison, name: str) -> bool:
