@@ -167,7 +167,7 @@ def test_numpy_computes_what_torch_does(module: ModuleType) -> None:
         for weight in network.parameters():  # as an optimiser does: in place, afterwards
             weight.add_(0.1)
         obs = np.random.default_rng(0).normal(size=(8, 4))
-        assert np.allclose(forward(obs), network(torch.tensor(obs).float()), rtol=1e-4)
+        assert np.allclose(forward(obs), network(torch.tensor(obs).float()), rtol=1e-4, atol=2e-3)
 
 
 class Noisy(nn.Module):
