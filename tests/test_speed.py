@@ -2,20 +2,21 @@
 
 import collections
 import contextlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cleanrl import ppo, ppo_continuous_action
 from cleanrl_utils.running.losses import Means, clip, larger, mean_of, squared_error, stack
 from cleanrl_utils.speed import graphs
 from cleanrl_utils.speed.acting import Sampler
 from cleanrl_utils.speed.graphs import CudaGraph, accelerate, capture, copy_of
-from cleanrl_utils.speed.inference import PolicyOnDevice
+from cleanrl_utils.speed.inference import PolicyOnDevice, inference
 from cleanrl_utils.speed.matmul import fast_matmul
 
 CPU = torch.device("cpu")
@@ -250,6 +251,55 @@ def test_rollouts_of_other_networks_act_in_torch() -> None:
     sample = Sampler(agent, CPU, sampler_args(4))
     assert sample.in_numpy is None
     assert sample(np.zeros((4, 5), np.float32)).shape == (4,)
+
+
+class Unusual(nn.Module):
+    """Policies that a user may write."""
+
+    def __init__(self, policy: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.network = nn.Linear(5, 6)
+        self.policy = policy
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.policy(self.network(obs))
+
+
+def fill_first(x: Tensor) -> Tensor:
+    noise = torch.empty_like(x)
+    noise.exponential_()
+    return x + noise
+
+
+def bound_in_place(x: Tensor) -> Tensor:
+    x[:, 1:].clamp_(-0.1, 0.1)
+    return x
+
+
+def residual(x: Tensor) -> Tensor:
+    return x + nn.functional.relu_(x)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *(fill_first, bound_in_place, residual),
+        *(lambda x: x.clamp(0.0), lambda x: x.clamp(None, 0.0), lambda x: x.argmax()),
+        *(lambda x: x.softmax(-1, torch.float64), lambda x: x.argmax(-1, True)),
+        *(lambda x: x[:, x.argmax(-1)], lambda x: x.unflatten(-1, (2, 3))),
+        lambda x: x + torch.empty_like(x).exponential_(2.0),
+    ],
+)
+def test_unusual_networks_compute_what_torch_does(policy: Callable[[Tensor], Tensor]) -> None:
+    network = Unusual(policy)
+    compute = inference(network, CPU, sampler_args(2))
+    obs = np.random.default_rng(1).standard_normal((2, 5)).astype(np.float32)
+    torch.manual_seed(1)
+    found = compute(obs)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(obs)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_losses_of_epochs_are_averaged_over_all_minibatches() -> None:

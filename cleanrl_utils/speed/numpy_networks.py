@@ -24,12 +24,14 @@ def numpy_method(
 ) -> Callable[[np.ndarray], np.ndarray] | None:
     """module.method(obs, **constants) on the CPU as a function from NumPy to NumPy; None if it has
     other operations than the tables below. It uses the weights themselves, which optimizers change
-    in place."""
+    in place; other attributes, say a float, keep the value that they have now."""
     tracer = Tracer()
     tracer.traced_func_name = method
     try:
         graph = tracer.trace(module, constants)
     except Exception:  # noqa: BLE001  torch.fx names no kind: control flow, arguments, anything
+        return None
+    if changes_in_place(graph, module):
         return None
     weights = dict(module.named_parameters()) | dict(module.named_buffers())
     new_place = count()
@@ -40,7 +42,7 @@ def numpy_method(
         operation = None
         if node.op not in ("placeholder", "get_attr"):
             operation = operation_of(node, module)
-            if operation is None or node.kwargs:
+            if operation is None or node.kwargs or not fits(operation, node):
                 return None
         elif node.op == "get_attr" and node.target not in weights:
             return None  # a tensor that was made while tracing, such as random numbers
@@ -56,9 +58,11 @@ def numpy_method(
             known[places[node]] = weights[node.target].detach().numpy()
         elif operation is not None:
             steps.append((operation, read_from, [places[node]]))
-    (obs_place,) = (places[node] for node in places if node.op == "placeholder")
-    _, _, output = steps[-1]
-    function = straight_line(steps, [obs_place], output, known)
+    obs_places = [places[node] for node in places if node.op == "placeholder"]
+    output = graph.output_node().args[0]
+    if len(obs_places) != 1 or not isinstance(output, Node):
+        return None  # say, a tuple
+    function = straight_line(steps, obs_places, [places[output]], known)
     return lambda obs: function(obs.astype(np.float32, copy=False))[0]
 
 
@@ -70,6 +74,34 @@ def needed_for_output(graph: Any) -> list[Any]:
         if node in needed:
             needed.update(node.all_input_nodes)
     return [node for node in nodes if node in needed]
+
+
+def changes_in_place(graph: Any, module: nn.Module) -> bool:
+    """Whether an operation overwrites a value that others may read: in NumPy none does. One that
+    only fills new memory, as in torch.empty_like(x).exponential_(), does not."""
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", node.target)
+        in_place = node.op.startswith("call") and name.endswith("_")
+        if node.op == "call_module":
+            in_place = getattr(module.get_submodule(name), "inplace", False)
+        if not in_place:
+            continue
+        (changed, *_) = node.all_input_nodes
+        alone = len(changed.users) == 1
+        if not alone or (node.op != "call_module" and changed.target is not torch.empty_like):
+            return True
+    return False
+
+
+def fits(operation: Callable, node: Any) -> bool:
+    """Whether an operation of the tables takes the node's arguments."""
+    if node.op == "call_method":  # torch's have defaults, and clamp takes None
+        is_ufunc = isinstance(operation, np.ufunc)
+        number = 1 if is_ufunc else operation.__code__.co_argcount
+        if len(node.args) != number or any(x is None for x in node.args):
+            return False
+    tensors = [x for x in node.args if isinstance(x, Node)]
+    return len(set(tensors)) == len(node.all_input_nodes)  # none within an index or a list
 
 
 def linear(layer: nn.Linear) -> Callable[[np.ndarray], np.ndarray]:
@@ -134,7 +166,7 @@ METHODS: dict[str, Callable] = {
     "clamp": clamp,
     "softmax": softmax,
     "argmax": lambda x, axis: x.argmax(axis),
-    "unflatten": lambda x, axis, sizes: x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]),
+    "unflatten": lambda x, axis, sizes: x.reshape(*x.shape[:axis], *sizes, *x.shape[axis:][1:]),
     "masked_fill": lambda x, mask, value: np.where(mask, value, x),
 }
 RANDOM: dict[Any, Callable[[Tensor], Tensor]] = {
