@@ -7,7 +7,14 @@ from pathlib import Path
 import pandas as pd
 
 from cleanrl_utils.analysis import grouping
-from cleanrl_utils.analysis.tables import curve, fact_settings, find_runs, read_many, summary
+from cleanrl_utils.analysis.tables import (
+    RunFolder,
+    curve,
+    fact_settings,
+    find_runs,
+    read_many,
+    summary,
+)
 from cleanrl_utils.errors import BadInput, missing_package, require
 
 COMMITTED = Path(__file__).resolve().parent.parent.parent / "benchmark" / "results"
@@ -25,29 +32,34 @@ def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> li
     require(bool(runs), f"{', '.join(where)}: no finished run found")
     files: dict[str, tuple[list[dict], pd.DataFrame]] = {}
     for exp_name in sorted({run.record["args"]["exp_name"] for run in runs}):
-        facts_path = folder / f"{exp_name}.json"
-        facts = json.loads(facts_path.read_text()) if facts_path.exists() else []
         mine = [run for run in runs if run.record["args"]["exp_name"] == exp_name]
-        curves = []
-        if facts:
-            old_points = pd.read_csv(facts_path.with_suffix(".csv"))
-            curves.append(old_points[~old_points.run.isin([run.folder.name for run in mine])])
-        for run in mine:
-            fact = summary(run)
-            others = [old for old in facts if different_settings(old, fact)]
-            require(replace or not others, f"{fact['run']}: {explain(fact, others)}")
-            facts = [old for old in facts if old not in others and not same_seed(old, fact)]
-            facts.append(fact)
-            new = curve(run).assign(script=fact["script"], env_id=fact["env_id"], seed=fact["seed"])
-            curves.append(new.assign(run=fact["run"])[["script", "env_id", "seed", "run", *CURVE]])
-        points = pd.concat(curves)
-        points = points[points.run.isin([fact["run"] for fact in facts])]
-        facts.sort(key=lambda fact: (fact["env_id"], fact["seed"], fact["run"]))
-        files[exp_name] = facts, points.sort_values(["env_id", "seed", "run", "step"])
-    for exp_name, (facts, points) in files.items():
+        files[exp_name] = merge(folder / f"{exp_name}.json", mine, replace)
+    for exp_name, (facts, points) in files.items():  # only if all runs can be added
         (folder / f"{exp_name}.json").write_text(json.dumps(facts, indent=1) + "\n")
         points.to_csv(folder / f"{exp_name}.csv", index=False)
     return [run.folder.name for run in runs]
+
+
+def merge(path: Path, runs: list[RunFolder], replace: bool) -> tuple[list[dict], pd.DataFrame]:
+    """The facts and the curves of the results at `path` together with those of new runs."""
+    facts = json.loads(path.read_text()) if path.exists() else []
+    curves = []
+    if facts:
+        points = pd.read_csv(path.with_suffix(".csv"))
+        added_again = points.run.isin([run.folder.name for run in runs])
+        curves.append(points[~added_again])
+    for run in runs:
+        fact = summary(run)
+        others = [old for old in facts if different_settings(old, fact)]
+        require(replace or not others, f"{fact['run']}: {explain(fact, others)}")
+        facts = [old for old in facts if old not in others and not same_seed(old, fact)]
+        facts.append(fact)
+        keys = {name: fact[name] for name in ("script", "env_id", "seed", "run")}
+        curves.append(curve(run).assign(**keys)[[*keys, *CURVE]])
+    facts.sort(key=lambda fact: (fact["env_id"], fact["seed"], fact["run"]))
+    points = pd.concat(curves)
+    kept = points.run.isin([fact["run"] for fact in facts])
+    return facts, points[kept].sort_values(["env_id", "seed", "run", "step"])
 
 
 def same_seed(old: dict, new: dict) -> bool:
@@ -56,17 +68,22 @@ def same_seed(old: dict, new: dict) -> bool:
 
 def different_settings(old: dict, new: dict) -> bool:
     """Whether two runs on the same environment must not be averaged."""
-    keys = [grouping.settings_key(fact_settings(fact)) for fact in (old, new)]
-    return old["env_id"] == new["env_id"] and keys[0] != keys[1]
+    old_key = grouping.settings_key(fact_settings(old))
+    new_key = grouping.settings_key(fact_settings(new))
+    return old["env_id"] == new["env_id"] and old_key != new_key
 
 
 def explain(fact: dict, others: list[dict]) -> str:
-    """Why a run cannot be added to the runs that are there."""
-    settings = [fact_settings(other) for other in (fact, *others[:1])]
+    """Why a run cannot be added to other committed runs; empty if there are none."""
+    if not others:
+        return ""
+    new = fact_settings(fact)
+    old = fact_settings(others[0])
     values = []
-    for name in grouping.differing(settings):
-        found = [known.get(name, grouping.ABSENT) for known in settings]
-        values.append(f"{grouping.flag_name(name)} {' instead of '.join(found)}")
+    for name in grouping.differing([new, old]):
+        now = new.get(name, grouping.ABSENT)
+        before = old.get(name, grouping.ABSENT)
+        values.append(f"{grouping.flag_name(name)} {now} instead of {before}")
     there = f"the runs of {fact['exp_name']} on {fact['env_id']} that are there"
     return f"differs from {there} ({', '.join(values)}); use --replace, or another --exp-name"
 
