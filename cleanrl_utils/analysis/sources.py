@@ -133,43 +133,47 @@ def runs_of_wandb(
         import wandb
     except ImportError:
         raise BadInput("--wandb-project-name needs the package wandb: pip install wandb") from None
-    wanted: list[dict[str, Any]] = []
-    for key, values in (("exp_name", exp_names), ("env_id", env_ids)):
-        wanted += [{f"config.{key}": {"$in": list(values)}}] if values else []
-    wanted += [{"tags": {"$in": list(tags)}}] if tags else []
+    wanted = {"config.exp_name": exp_names, "config.env_id": env_ids, "tags": tags}
+    conditions = [{key: {"$in": list(values)}} for key, values in wanted.items() if values]
+    filters = {"$and": conditions} if conditions else {}
     path = wandb_path(project, entity)
-    keys = [metric, "global_step", "_runtime"]
     found = []
     try:
-        for run in wandb.Api(timeout=30).runs(path, filters={"$and": wanted} if wanted else {}):
-            config = run.config
-            if "exp_name" not in config or "env_id" not in config:
-                continue
-            if scan_history:
-                rows = run.scan_history(keys=keys)
-            else:
-                rows = run.history(samples=10_000, keys=keys, pandas=False)
-            columns = np.array([[row[key] for key in keys] for row in rows], float).reshape(-1, 3)
-            args = {name: value for name, value in config.items() if not name.startswith("_")}
-            one = OneRun(
-                name=run.name,
-                source=path,
-                exp_name=config["exp_name"],
-                env_id=config["env_id"],
-                seed=int(config.get("seed", 0)),
-                commit=run.commit or "",
-                tags=tuple(run.tags),
-                settings=grouping.compared_settings(args),
-                code=(run.commit or "")[:12],
-                finished=run.state == "finished",
-            )
-            if len(columns):
-                one.curves[metric] = Curve(columns[:, 1], columns[:, 2], columns[:, 0])
-            found.append(one)
+        for run in wandb.Api(timeout=30).runs(path, filters=filters):
+            if "exp_name" in run.config and "env_id" in run.config:
+                found.append(run_of_wandb(run, path, metric, scan_history))
     except Exception as error:  # no account, no network, no such project, ...
         text = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"--wandb-project-name {path}: cannot be read ({text[:200]})") from None
     return found
+
+
+def run_of_wandb(run: Any, path: str, metric: str, scan_history: bool) -> OneRun:
+    """A run of the project at `path`, with its curve of one metric if it logged any value."""
+    keys = [metric, "global_step", "_runtime"]
+    if scan_history:
+        rows = run.scan_history(keys=keys)
+    else:
+        rows = run.history(samples=10_000, keys=keys, pandas=False)
+    points = np.array([[row[key] for key in keys] for row in rows], float).reshape(-1, 3)
+    curves = {}
+    if len(points):
+        values, steps, seconds = points.T
+        curves[metric] = Curve(steps, seconds, values)
+    config = {name: value for name, value in run.config.items() if not name.startswith("_")}
+    return OneRun(
+        name=run.name,
+        source=path,
+        exp_name=config["exp_name"],
+        env_id=config["env_id"],
+        seed=int(config.get("seed", 0)),
+        commit=run.commit or "",
+        tags=tuple(run.tags),
+        settings=grouping.compared_settings(config),
+        code=(run.commit or "")[:12],
+        finished=run.state == "finished",
+        curves=curves,
+    )
 
 
 def wandb_path(project: str, entity: str) -> str:
