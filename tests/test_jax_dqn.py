@@ -198,6 +198,8 @@ def test_numpy_leaves_what_it_cannot_compute_to_the_compiler() -> None:
     np.testing.assert_allclose(in_numpy(unused)(params, x), wanted, rtol=1e-6)
     batched = lambda params, x: jnp.einsum("ij,kj->ik", x, x)  # noqa: E731
     np.testing.assert_allclose(in_numpy(batched)(params, x), x @ x.T, rtol=1e-6)
+    one_part = lambda params, x: jnp.split(x, 1, 1)[0] * params["scale"]  # noqa: E731
+    assert in_numpy(one_part)(params, x).shape == x.shape
 
 
 @pytest.mark.parametrize("num_envs, capacity", [(1, 7), (3, 40)])

@@ -47,7 +47,9 @@ def in_numpy(function: Callable) -> Callable[..., np.ndarray]:
     return call
 
 
-def _split(axis: int, sizes: tuple[int, ...], **_: Any) -> Callable:
+def _split(axis: int, sizes: tuple[int, ...], **_: Any) -> Callable | None:
+    if len(sizes) == 1:
+        return None  # its result would be a list of one array
     ends = np.cumsum(sizes).tolist()
     parts = [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
     indices = [(*(slice(None),) * axis, part) for part in parts]
