@@ -18,11 +18,12 @@ MANY = 12  # environments without our results; longer lists are collapsed
 Published = dict[tuple[str, str], list[dict[str, str]]]  # figures by script and environment
 Curve = list[list[float]]  # steps, minutes, returns
 
-EXPLAIN = """Mean ± standard deviation over seeds of each run's last 100 episodes (one seed: only
-the mean); *best* is the mean of each run's best 100 in a row. The dashed line is the original's
-figure: theirs, not ours."""
+EXPLAIN = """*Ours* is the mean over seeds of each run's mean return over its last 100 training
+episodes, ± the standard deviation over seeds (none for one seed). *Best* takes each run's best 100
+consecutive episodes instead. *The original's* are the published returns of the original CleanRL,
+in the charts as dashed lines."""
 NO_RUN = "No run of ours is in `benchmark/results` yet."
-EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are the original's."
+EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are those of the original CleanRL."
 
 
 def read_published() -> Published:

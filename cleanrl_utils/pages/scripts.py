@@ -78,14 +78,14 @@ SHARED = {  # classes that Args inherits flags from, and the titles of their tab
     "MachineArgs": "Machine",
     "TorchArgs": "Scripts in torch",
     "LargeArgs": "Scripts in torch with large networks",
-    "PixelArgs": "Scripts in torch that step pictures by Gymnasium",
+    "PixelArgs": "Scripts in torch for images, in Gymnasium",
     "RunsArgs": "JAX, end to end",
 }
 
 
 SPACES = {  # of scripts whose name does not say it
     "ppo_action_mask": "vectors, several discrete",
-    "ppo_multi_input": "vectors with pictures, several discrete",
+    "ppo_multi_input": "vectors with images, several discrete",
     "ppo_recurrent": "vectors, discrete or continuous",
 }
 
@@ -158,7 +158,7 @@ class Script:
         return "import jax" in self.source
 
     @property
-    def pictures(self) -> bool:
+    def images(self) -> bool:
         return any(word in self.name for word in ("atari", "envpool", "procgen", "trxl"))
 
     @property
@@ -166,7 +166,7 @@ class Script:
         if self.name in SPACES:
             return SPACES[self.name]
         actions = "continuous" if "continuous" in self.name else "discrete"
-        return f"{'pictures' if self.pictures else 'vectors'}, {actions}"
+        return f"{'images' if self.images else 'vectors'}, {actions}"
 
     @property
     def families(self) -> str:
@@ -230,7 +230,7 @@ def read_scripts() -> dict[str, Script]:
     names = {path.stem for path in paths}
     scripts = {path.stem: Script(path.stem, path.read_text(), names) for path in paths}
     order = {"ppo": 0, "rpo": 1, "dqn": 2, "c51": 3, "rainbow": 4, "sac": 5, "td3": 6, "ddpg": 7}
-    rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.pictures, x.name)  # noqa: E731
+    rank = lambda x: (order.get(x.name.split("_")[0], 9), x.jax, x.images, x.name)  # noqa: E731
     return {script.name: script for script in sorted(scripts.values(), key=rank)}
 
 
