@@ -7,7 +7,7 @@
 
 The score of a run is the mean of its learning curve over steps (area under the curve), relative to
 the baseline's mean and to the task's worst return. A task, or all tasks together, has regressed if
-the statistics of rlops say so (see `stats.regressed`) and the loss is more than SMALLEST.
+the statistics of rlops say so and the loss is more than 5%.
 """
 
 import shutil

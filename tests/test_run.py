@@ -246,6 +246,21 @@ def test_every_flag_is_explained(capsys) -> None:
         assert f"--{field.replace('_', '-')}" in text
 
 
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--gama", "1"], "error: --gama is not a flag; did you mean --gamma?"),
+        (["--seed"], "error: --seed needs a value"),
+        (["3"], "error: unexpected: 3; flags begin with --, and --help lists them"),
+        (["--backend", "mpi"], "error: --backend must be one of 'gloo', 'nccl', got 'mpi'"),
+    ],
+)
+def test_a_mistyped_command_is_one_line(words: list[str], message: str) -> None:
+    script = str(ROOT / "cleanrl" / "ppo_atari_multigpu.py")
+    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == f"{message}\n"
+
+
 # -- kill and resume ----------------------------------------------------------------------------
 
 

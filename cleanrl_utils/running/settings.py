@@ -8,7 +8,6 @@ import ast
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import io
 import itertools
 import math
@@ -24,7 +23,7 @@ import tyro
 
 from cleanrl_utils.errors import BadInput, quiet_interrupts, require
 from cleanrl_utils.running import folder as run_folder
-from cleanrl_utils.running.help import print_help
+from cleanrl_utils.running.help import print_command_help, print_help
 from cleanrl_utils.running.source import script_file
 from cleanrl_utils.running.stored import restore_settings
 from cleanrl_utils.running.tuned import tuned_flags
@@ -152,7 +151,7 @@ class LargeArgs(TorchArgs):
 
 @dataclass
 class PixelArgs(LargeArgs):
-    """pictures"""
+    """images"""
 
     async_envs: bool = False
     """run each environment in a process of its own"""
@@ -185,18 +184,19 @@ def parse_args(cls: type[A], argv: list[str] | None = None) -> A:
 
 
 def parse_command(cls: type[C], argv: list[str] | None = None) -> C:
-    """Parse the settings of a tool."""
-    return run_tyro(cls, normalise(cls, sys.argv[1:] if argv is None else argv))
+    """Parse the settings of a tool; a mistake is one line and exit status 2."""
+    argv = normalise(cls, sys.argv[1:] if argv is None else argv)
+    if {"--help", "-h"} & set(argv):
+        print_command_help(cls)
+        raise SystemExit(0)
+    return run_tyro(cls, argv)
 
 
 def run_tyro(cls: type[C], argv: list[str], default: Any = tyro.MISSING_NONPROP) -> C:
     messages = io.StringIO()
-    module = getattr(sys.modules[cls.__module__], "__spec__", None)  # of python -m
-    prog = f"python -m {module.name}" if module else None
     try:
         with contextlib.redirect_stderr(messages):
-            description = inspect.getdoc(sys.modules[cls.__module__])
-            return tyro.cli(cls, prog=prog, args=argv, default=default, description=description)
+            return tyro.cli(cls, args=argv, default=default)
     except BadInput as bad:  # from the class's own checks
         raise BadInput(bad.message) from None
     except SystemExit as stop:
@@ -258,7 +258,7 @@ def positive_flag(name: str, kinds: Mapping[str, Any]) -> str:
         return positive
     near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; --help lists the flags"
-    raise BadInput(f"{name} is not a flag of this script{hint}")
+    raise BadInput(f"{name} is not a flag{hint}")
 
 
 def is_switch_value(word: str, is_script: bool) -> bool:
@@ -298,6 +298,23 @@ def as_number(name: str, kind: type, text: str) -> str:
     return text
 
 
+# tyro's errors in the words of the others: which flag, and what is allowed.
+REWORDED = [
+    (r"Missing from .*?: \{(.*?)\} .*", r"missing: one of \1"),
+    (r"Missing from .*?: \S+ (.*?)( \(required\))?", r"missing: \1"),
+    (r"Missing value for argument '(.*?)'.*", r"\1 needs a value"),
+    (
+        r"invalid choice (.*?) for argument '(.*?)'\. Expected one of \((.*)\)\.",
+        r"\2 must be one of \3, got \1",
+    ),
+    (
+        r"Error parsing (.*?): Could not find valid parse for arguments: \[(.*)\]",
+        r"\1 does not take \2",
+    ),
+    (r"Unrecognized options: (.*)", r"unexpected: \1; flags begin with --, and --help lists them"),
+]
+
+
 def first_message(box: str) -> str:
     """The error in the box that tyro prints: the text between its title and the next rule."""
     lines = [line.strip("│╭╮╰╯─- ") for line in box.splitlines()]  # rules become empty lines
@@ -306,7 +323,10 @@ def first_message(box: str) -> str:
     while lines and not lines[0]:
         lines.pop(0)
     text = " ".join(itertools.takewhile(bool, lines))
-    text = re.sub(r"^Missing from .*?: (.*?)( \(required\))?$", r"missing: \1", text)
+    for pattern, words in REWORDED:
+        found = re.fullmatch(pattern, text)
+        if found:
+            return found.expand(words)
     return text or "the command line cannot be parsed; see --help"
 
 

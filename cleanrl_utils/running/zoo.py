@@ -1,5 +1,6 @@
 """The models that are kept in the repository, in zoo/: NAME.cleanrl_model and facts, NAME.json."""
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +45,13 @@ def model_of(name: str, where: Path = ZOO) -> Path:
 
 
 def find_kept(name: str, where: Path = ZOO) -> Path:
-    """The file of a model by its name; the error for an unknown name lists the known ones."""
+    """The file of a model by its name; the error for an unknown name gives the nearest ones."""
     path = model_of(name, where)
     if not path.is_file():
-        known = ", ".join(kept.name for kept in read_zoo(where)) or "none"
-        raise BadInput(f"{name}: no such run, model file or model of the zoo; the zoo has: {known}")
+        near = difflib.get_close_matches(name, [kept.name for kept in read_zoo(where)])
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise BadInput(
+            f"{name}: no such run, model file or model of the zoo; {hint}"
+            "`python -m cleanrl_utils.zoo list` lists the zoo"
+        )
     return path
