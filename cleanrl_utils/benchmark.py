@@ -97,7 +97,8 @@ def skip_finished(all_jobs: list[Job], fresh: bool, tags: list[str]) -> list[Job
         names = list(dict.fromkeys(old.name for old in older))
         places = ", ".join(str(old.folder or old.home) for old in older)
         number = f"{len(names)} of {len(all_jobs)} runs"
-        print(f"{number} made by other code: run again ({', '.join(names)}; old runs: {places})")
+        again = f"{number} start again, because their code has changed: {', '.join(names)}"
+        print(f"{again} (old runs: {places})")
     return todo
 
 
@@ -175,6 +176,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.workers == 0:
             for job in all_jobs:
                 print(shlex.join(job.words()))
+            print("nothing was run: --workers 0 only prints the commands", file=sys.stderr)
             return 0
     if args.backend == "aws-batch":
         from cleanrl_utils.launching.aws_batch import run_aws_batch

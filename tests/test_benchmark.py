@@ -295,7 +295,7 @@ def test_a_result_belongs_to_the_code_that_made_it(
     flags += ["--command", "python elsewhere/x.py"]
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "x: return 1.0 ± 0.0 over 2 seeds" in said and "other code" not in said
+    assert "x: return 1.0 ± 0.0 over 2 seeds" in said and "start again" not in said
 
     (tmp_path / "docs.md").write_text("a page")
     (script.parent / "unrelated.py").write_text("x = 1\n")
@@ -306,13 +306,13 @@ def test_a_result_belongs_to_the_code_that_made_it(
     helper.write_text("SCORE = 2.0\n")
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "2 of 2 runs made by other code: run again (x__1, x__2; old runs: runs/run" in said
+    assert "2 of 2 runs start again, because their code has changed: x__1, x__2 (old" in said
     assert "x: return 2.0 ± 0.0 over 2 seeds" in said
     assert len(finished_runs(tmp_path)) == 4, "old runs stay"
 
     script.write_text(COUNTS + "print('more')\n")
     assert benchmark.main(flags) == 0
-    assert "made by other code: run again" in capsys.readouterr().out
+    assert "start again, because their code has changed" in capsys.readouterr().out
     assert benchmark.main(flags) == 0
     assert "2 of 2 runs are already finished" in capsys.readouterr().out
 
@@ -361,7 +361,7 @@ def test_a_run_of_other_code_is_not_resumed(
     script.write_text(COUNTS.replace("sys.exit(1)", "pass"))
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "1 of 1 runs made by other code: run again (x__1; old runs: runs/run0)" in said
+    assert "1 of 1 runs start again" in said and "x__1 (old runs: runs/run0)" in said
     assert "x__1 starts" in said and "resumes" not in said
 
 
