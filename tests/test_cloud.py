@@ -153,6 +153,16 @@ def test_a_mistake_is_one_line_that_names_the_flag(
     assert stop.value.code == 2 and named in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--env-id", "--env_id"])
+def test_an_environment_that_would_be_replaced_is_refused(
+    flag: str, capsys: pytest.CaptureFixture
+) -> None:
+    command = f"python cleanrl/ppo.py {flag} Acrobot-v1"
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(["--env-ids", "CartPole-v1", "--workers", "0", "--command", command])
+    assert stop.value.code == 2 and "leave out --env-id" in capsys.readouterr().err
+
+
 def test_the_benchmark_submits_an_array_whose_elements_run(batch: Any, tmp_path: Path) -> None:
     """Run the container's command on this machine, as element 1 of the array."""
     flags = ["--env-ids", "CartPole-v1", "Acrobot-v1", "--num-seeds", "2", "--workers", "4"]

@@ -46,7 +46,7 @@ def split(flag: str, text: str) -> list[str]:
 
 def refuse_flag(words: list[str], flag: str, why: str) -> None:
     """Stop if a command has a flag that the tool would silently replace."""
-    has_it = any(word.partition("=")[0] == flag for word in words)
+    has_it = any(word.partition("=")[0].replace("_", "-") == flag for word in words)
     require(not has_it, f"--command: leave out {flag}, {why}")
 
 
