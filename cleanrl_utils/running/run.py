@@ -183,17 +183,11 @@ class Run(Checkpoints):
             envs.close()
         if not self.writes:
             return self._close()
-        summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}
-        returns = list(self._progress.returns)
-        summary["episodes"] = len(returns)  # of the last 100
-        if returns:
-            summary["episodic_return"] = float(np.mean(returns))
-        if self._restarts:
-            summary["environment_restarts"] = self._restarts
+        summary = self._training_summary()
         memory = machine.peak_memory(self.device)
         summary |= {f"peak_{where}memory_mb": used for where, used in memory.items()}
         self._progress.end(self._step)
-        if not returns:
+        if not summary["episodes"]:
             self.say("no episode ended: there is no return to report")
         if self.args.save_model:
             path = self._save_model(self.folder, agent)
@@ -201,13 +195,7 @@ class Run(Checkpoints):
         filmed = any(Path(self.videos).glob("*.mp4"))  # EnvPool and JAX record none in training
         needs_video = self.args.capture_video and not filmed
         if self.make_env and (self.args.save_model or needs_video):
-            lengths: list[float] = []
-            returns = self._play(agent, video=self.args.capture_video, lengths=lengths)
-            for episode, (value, length) in enumerate(zip(returns, lengths, strict=True)):
-                row = {"eval/episodic_return": value, "eval/episodic_length": length}
-                self._write(episode, row)
-            summary |= {"eval_returns": returns, "eval_lengths": lengths}
-            self.say(f"evaluation: {evaluation.describe(returns)}")
+            summary |= self._final_evaluation(agent)
         self._log_videos()
         with self._writing():
             self._close()
@@ -353,6 +341,27 @@ class Run(Checkpoints):
             Path(path).write_text(os.path.relpath(self.folder, Path(path).parent))
 
     # -- evaluation -------------------------------------------------------------------------
+
+    def _training_summary(self) -> dict[str, Any]:
+        """Steps, time and last returns of training."""
+        summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}
+        returns = list(self._progress.returns)
+        summary["episodes"] = len(returns)  # of the last 100
+        if returns:
+            summary["episodic_return"] = float(np.mean(returns))
+        if self._restarts:
+            summary["environment_restarts"] = self._restarts
+        return summary
+
+    def _final_evaluation(self, agent: Any) -> dict[str, Any]:
+        """Evaluate the final agent and log its episodes; returns what the summary has of them."""
+        lengths: list[float] = []
+        returns = self._play(agent, video=self.args.capture_video, lengths=lengths)
+        for episode, (value, length) in enumerate(zip(returns, lengths, strict=True)):
+            row = {"eval/episodic_return": value, "eval/episodic_length": length}
+            self._write(episode, row)
+        self.say(f"evaluation: {evaluation.describe(returns)}")
+        return {"eval_returns": returns, "eval_lengths": lengths}
 
     def _save_model(self, where: Path, agent: Any) -> Path:
         path = folder.model_path(where, self.args.exp_name)
