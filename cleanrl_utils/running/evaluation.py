@@ -68,22 +68,11 @@ def load_model(
     module = import_script(metadata["script"], script)
     stored = known_settings(module.Args, stored)
     if original:  # keep the settings that have the same type here
-        hints = get_type_hints(module.Args)
-        stored = {name: value for name, value in stored.items() if has_type(value, hints[name])}
+        types = get_type_hints(module.Args)
+        stored = {name: value for name, value in stored.items() if has_type(value, types[name])}
     args = restore_settings(module.Args, stored, str(path))
     cls = find_class(module, metadata["class"], path)
-    try:
-        with silenced():
-            make_env = partial(module.make_env, **args.env_settings)
-            envs = gym.vector.SyncVectorEnv([make_env(args.env_id, args.seed, 0, False, "")])
-            agent = build(cls, envs, args)
-            envs.close()
-    except BadInput as error:
-        raise BadInput(f"{path}: {error.message}") from None
-    except Exception as error:
-        if script is not None:  # the user's own code: show the traceback
-            raise
-        raise BadInput(f"{path}: {cls.__name__} cannot be built ({one_line(error)})") from None
+    agent = build_agent(cls, args, module, path, is_own_script=script is not None)
     if "torch" in sys.modules and hasattr(agent, "to"):
         agent = agent.to(device)
     if original:
@@ -140,6 +129,25 @@ def build(cls: Any, envs: gym.vector.VectorEnv, args: Any) -> Any:
     if hasattr(cls, "from_args"):
         return cls.from_args(envs, args)
     return cls(envs, args) if "args" in inspect.signature(cls).parameters else cls(envs)
+
+
+def build_agent(
+    cls: Any, args: Any, module: ModuleType, path: str | Path, is_own_script: bool
+) -> Any:
+    """Make a model for the environment of its script; errors begin with `path`, its file."""
+    try:
+        with silenced():
+            make_env = partial(module.make_env, **args.env_settings)
+            envs = gym.vector.SyncVectorEnv([make_env(args.env_id, args.seed, 0, False, "")])
+            agent = build(cls, envs, args)
+            envs.close()
+            return agent
+    except BadInput as error:
+        raise BadInput(f"{path}: {error.message}") from None
+    except Exception as error:
+        if is_own_script:  # the user's own code: show the traceback
+            raise
+        raise BadInput(f"{path}: {cls.__name__} cannot be built ({one_line(error)})") from None
 
 
 def load_teacher(args: Any, envs: gym.vector.VectorEnv, scripts: list[str], device: Any) -> Any:
@@ -255,7 +263,7 @@ def play(
     space = envs.single_action_space
     space.seed(seed)
     returns = np.full(episodes, np.nan)
-    counts = np.full(episodes, np.nan)
+    steps = np.full(episodes, np.nan)
     first = np.ones(episodes, bool)
     ended = np.zeros(episodes, bool)
     for _ in range(MAX_EPISODE_STEPS):
@@ -270,20 +278,20 @@ def play(
         if "_episode" in infos:
             new = infos["_episode"] & np.isnan(returns)
             returns[new] = infos["episode"]["r"][new]
-            counts[new] = infos["episode"]["l"][new]
+            steps[new] = infos["episode"]["l"][new]
         unfinished = np.isnan(returns)
         if not unfinished.any():
             break
-    else:
+    if unfinished.any():
         so_far = [np.ravel(x)[0] for x in envs.get_attr("episode_returns")]
         returns[unfinished] = np.array(so_far)[unfinished]
-        counts[unfinished] = MAX_EPISODE_STEPS
+        steps[unfinished] = MAX_EPISODE_STEPS
         number = f"{unfinished.sum()} of {episodes} episodes did not end"
         limit = f"in {MAX_EPISODE_STEPS:,} steps"
         print(f"evaluation: {number} {limit}; their return so far counts", file=sys.stderr)
     envs.close()
     if lengths is not None:
-        lengths += counts.tolist()
+        lengths += steps.tolist()
     return returns.tolist()
 
 
