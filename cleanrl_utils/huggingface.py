@@ -106,8 +106,6 @@ def score(run: results.RunFolder) -> tuple[str, str]:
 
 def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
     """The repository's README: the script, the return, how to play and to reproduce the model."""
-    from huggingface_hub import EvalResult, ModelCardData
-
     record = run.record
     settings = shared_settings(record)
     env_id = record["args"]["env_id"]
@@ -115,32 +113,21 @@ def model_card(run: results.RunFolder, repository: str, video: bool) -> str:
     seed = record["args"]["seed"]
     value, measured = score(run)
     mean, deviation = value.split(" +/- ")
-    result = EvalResult("reinforcement-learning", env_id, env_id, "mean_reward", value)
-    result.task_name = "reinforcement-learning"
-    result.metric_name = "mean_reward"
-    tags = [
-        env_id,
-        "deep-reinforcement-learning",
-        "reinforcement-learning",
-        "custom-implementation",
-    ]
-    data = ModelCardData(
-        library_name="cleanrl", tags=tags, model_name=exp_name, eval_results=[result]
-    )
     script = run_folder.recorded_script(record)
     uncommitted = record.get("script_tracked") is False
-    words = ["python", f"{record['script']}.py" if uncommitted else script]
-    words += run_folder.drop_flags(record["command"][1:], PRIVATE)
-    made_by = f"{words[1]}{at_commit(record)}"
+    if uncommitted:
+        script = f"{record['script']}.py"  # the copy in the repository
+    flags = run_folder.drop_flags(record["command"][1:], PRIVATE)
+    command = shlex.join(["python", script, *flags])
     rows = "\n".join(f"| {key} | {cell(value)} |" for key, value in settings.items())
     video_link = "\n[Video of an episode](replay.mp4)\n" if video else ""
     return f"""---
-{data.to_yaml()}
+{card_metadata(exp_name, env_id, value)}
 ---
 
 # {exp_name} on {env_id}
 
-An agent trained by CleanRL's `{made_by}`, seed {seed}.
+An agent trained by CleanRL's `{script}{at_commit(record)}`, seed {seed}.
 
 Return: **{mean}** (standard deviation {deviation}; {measured}).
 
@@ -156,7 +143,7 @@ python -m cleanrl_utils.enjoy --exp-name {shlex.quote(exp_name)} --env-id {shlex
 ## Train it again
 
 ```bash
-{restore(run)}{shlex.join(words)}
+{restore(run)}{command}
 ```
 
 Python {reproduce.part(record, "versions").get("python", "3")} on \
@@ -168,6 +155,21 @@ Python {reproduce.part(record, "versions").get("python", "3")} on \
 |-|-|
 {rows}
 """
+
+
+def card_metadata(exp_name: str, env_id: str, value: str) -> str:
+    """What the hub itself reads of a model card, as YAML: tags and the return."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    task = "reinforcement-learning"
+    result = EvalResult(task, env_id, env_id, "mean_reward", value)
+    result.task_name = task
+    result.metric_name = "mean_reward"
+    tags = [env_id, "deep-reinforcement-learning", task, "custom-implementation"]
+    data = ModelCardData(
+        library_name="cleanrl", tags=tags, model_name=exp_name, eval_results=[result]
+    )
+    return data.to_yaml()
 
 
 def own_script(run: results.RunFolder) -> str:
