@@ -24,19 +24,21 @@ Suite = dict[str, dict[str, Group]]  # by script and game
 
 def choose(groups: list[Group]) -> Suite:
     """The groups of the length that every script has on every game, with the most seeds."""
-    found: dict[int, Suite] = {}
+    by_steps: dict[int, Suite] = {}
     for group in groups:
         if group.name in SCRIPTS and group.env_id in GAMES:
-            games = found.setdefault(group.steps, {}).setdefault(group.name, {})
+            games = by_steps.setdefault(group.steps, {}).setdefault(group.name, {})
             games[group.env_id] = group
-    complete = {
-        steps: suite
-        for steps, suite in found.items()
-        if sorted(suite) == sorted(SCRIPTS)
-        and all(len(games) == len(GAMES) for games in suite.values())
-    }
-    best = max(complete, key=lambda steps: (fewest_seeds(complete[steps]), steps), default=None)
-    return {} if best is None else {script: complete[best][script] for script in SCRIPTS}
+    complete = {steps: suite for steps, suite in by_steps.items() if is_complete(suite)}
+    if not complete:
+        return {}
+    best = max(complete, key=lambda steps: (fewest_seeds(complete[steps]), steps))
+    return {script: complete[best][script] for script in SCRIPTS}
+
+
+def is_complete(suite: Suite) -> bool:
+    """Whether every script has played every game."""
+    return all(len(suite.get(script, {})) == len(GAMES) for script in SCRIPTS)
 
 
 def fewest_seeds(suite: Suite) -> int:
