@@ -204,16 +204,23 @@ def provenance(groups: list[Group]) -> str:
     lines.append("|-|-|-|-|-|")
     for group in groups:
         commands = {re.sub(r" --seed \d+", "", run["command"]) for run in group.runs}
-        command = "<br>".join(command_html(command) for command in sorted(commands))
         commits = {run["commit"] + ("*" if run.get("dirty") else "") for run in group.runs}
-        sets = {", ".join(f"{k} {v}" for k, v in run["versions"].items()) for run in group.runs}
-        hardware = "; ".join(sorted(set(group.column("hardware"))))
-        cells = [f"`{group.env_id}`", command, ", ".join(sorted(commits)), hardware]
-        cells.append("; ".join(sorted(sets)))
+        versions = {describe_versions(run["versions"]) for run in group.runs}
+        cells = [
+            f"`{group.env_id}`",
+            "<br>".join(command_html(command) for command in sorted(commands)),
+            ", ".join(sorted(commits)),
+            "; ".join(sorted(set(group.column("hardware")))),
+            "; ".join(sorted(versions)),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     if any(run.get("dirty") for group in groups for run in group.runs):
         lines.append("\n\\* with changes that were not committed")
     return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
+
+
+def describe_versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
 
 
 def command_html(command: str) -> str:
