@@ -66,10 +66,12 @@ class ReplayMemory:
         check_memory(4 * (capacity + 1) * self.width, capacity)
         self.replay = Replay(jnp.zeros((capacity + 1, self.width)), jnp.int32(0))
         self._insert = jax.jit(self.insert, donate_argnums=0)
-        packed_shapes = [*self.shapes, ()]  # `real` comes last
-        ends = np.cumsum([prod(shape) for shape in packed_shapes]).tolist()
-        columns = [slice(end - prod(x), end) for end, x in zip(ends, packed_shapes, strict=True)]
-        self._layout = list(zip(columns, packed_shapes, strict=True))
+        self._layout: list[tuple[slice, tuple[int, ...]]] = []  # columns and shape of each field
+        start = 0
+        for shape in [*self.shapes, ()]:  # `real` comes last
+            end = start + prod(shape)
+            self._layout.append((slice(start, end), shape))
+            start = end
         self._collected_shape = (collect_steps, self.num_envs, self.width + 1)
         self._collect_into(np.zeros(self._collected_shape, np.float32))
 
