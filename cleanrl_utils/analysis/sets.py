@@ -93,9 +93,15 @@ def find_sets(args: SetArgs) -> list[RunSet]:
         names = tuple(sorted({run.exp_name for run in found}))
         of_tasks = " of these tasks" if args.env_ids else ""
         require(bool(names), f"{', '.join(places)}: no run{of_tasks}")
-    named = (tuple(places), names or (None,), args.tags or (None,), args.commits or (None,))
+    choices: list[Sequence[str | None]] = [
+        places,
+        names or [None],
+        args.tags or [None],
+        args.commits or [None],
+    ]
     split = [name.removeprefix("--").replace("-", "_") for name in args.split_by]
-    choices = (*named, *(values_of(found, name, "--split-by") for name in split))
+    for name in split:
+        choices.append(values_of(found, name, "--split-by"))
     sets = []
     for choice in itertools.product(*choices):
         runs = [run for run in found if belongs(run, choice, split)]
