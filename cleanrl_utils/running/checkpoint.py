@@ -38,16 +38,15 @@ def save(
 
     Returns False and writes nothing if an entry in `must_be_finite` holds NaN or infinity.
     """
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}  # filled by _pack
     structure = {name: _pack(value, name, arrays) for name, value in state.items()}
     for key, array in arrays.items():
         name = key.partition(".")[0]
         if name in must_be_finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             return False
     text = json.dumps({"structure": structure, "metadata": dict(metadata or {})})
-    header = {
-        FORMAT: json.dumps([_digest(arrays, text), text])
-    }  # one entry: the order of several is random
+    digest_and_text = json.dumps([_digest(arrays, text), text])
+    header = {FORMAT: digest_and_text}  # one entry: the order of several is random
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
