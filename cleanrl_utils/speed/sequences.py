@@ -35,21 +35,26 @@ def run_sequences(
     num_steps, num_envs = first.shape
     device = features.device
     first = first.cpu()
-    begins = first.T.clone()
-    begins[:, 0] = True  # of the rollout, if not of an episode
-    starts = begins.flatten().nonzero().flatten()  # of the episodes, one environment after another
-    env = starts // num_steps
+
+    # the sequences, one environment after another: episodes, or the parts of them in this rollout
+    begins = first.T.clone()  # (num_envs, num_steps)
+    begins[:, 0] = True
+    starts = begins.flatten().nonzero().flatten()
     steps = torch.arange(first.numel()).view_as(first).T.flatten()  # indices into flat features
     packed = pack_sequence(steps.tensor_split(starts[1:]), enforce_sorted=False)
     order = packed.data.to(device)
-    # an episode that was open before the first step has a state; the others begin with zeros
-    is_open = ~first.T.flatten()[starts]
-    state = state[:, env.to(device)] * is_open.to(device).unsqueeze(-1)
     indices = (packed.sorted_indices.to(device), packed.unsorted_indices.to(device))
-    episodes = PackedSequence(features.flatten(0, 1)[order], packed.batch_sizes, *indices)
-    hidden, state = call(rnn, episodes, state)
-    last_episodes = begins.sum(1).cumsum(0) - 1
-    return hidden.data[order.argsort()].view(num_steps, num_envs, -1), state[:, last_episodes]
+    sequences = PackedSequence(features.flatten(0, 1)[order], packed.batch_sizes, *indices)
+
+    # an episode that was open before the first step has a state; the others begin with zeros
+    env = starts // num_steps
+    is_open = ~first.T.flatten()[starts]
+    initial_state = state[:, env.to(device)] * is_open.to(device).unsqueeze(-1)
+
+    hidden, final_state = call(rnn, sequences, initial_state)
+    hidden = hidden.data[order.argsort()].view(num_steps, num_envs, -1)
+    last_of_env = begins.sum(1).cumsum(0) - 1
+    return hidden, final_state[:, last_of_env]
 
 
 def call(rnn: Recurrent, inputs: Tensor | PackedSequence, state: Tensor) -> tuple:
