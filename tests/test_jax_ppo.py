@@ -23,7 +23,7 @@ from gymnax.environments import environment, spaces
 from cleanrl import ppo, ppo_continuous_action, ppo_jax
 from cleanrl import ppo_continuous_action_brax_jax as brax_jax
 from cleanrl import ppo_continuous_action_isaacgym as isaacgym
-from cleanrl_utils.environments.jax_envs import Gymnax, Step, advance, begin
+from cleanrl_utils.environments.jax_envs import Brax, Gymnax, Step, advance, begin
 from cleanrl_utils.running.evaluation import load_model
 from cleanrl_utils.running.runs import segment_length
 from cleanrl_utils.speed.jax_tools import orthogonal, permutations
@@ -365,3 +365,16 @@ def test_segments_are_equally_long_and_fewer_of_many_agents(
 ) -> None:
     length = segment_length(iterations, agents)
     assert iterations % length == 0 and iterations // length == segments
+
+
+def test_the_camera_of_brax_follows_the_robot() -> None:
+    env = Brax.make("ant")
+    (state, time), _ = env.reset(jax.random.key(0))
+    physics = state.pipeline_state
+    brown = []  # share of the picture that is not grey, as the floor and the sky are
+    for x in (0.0, 30.0):
+        moved = state.replace(pipeline_state=physics.replace(q=physics.q.at[0].set(x)))
+        picture = env.render((moved, time)).astype(int)
+        brown.append((picture[..., 0] - picture[..., 2] > 15).mean())
+    assert brown[0] > 0.01
+    assert brown[1] == pytest.approx(brown[0], rel=0.2)

@@ -141,10 +141,12 @@ class Brax:
 
     def step(self, key: Array, state: Any, action: Array) -> tuple[Any, Array, Array, Array, Array]:
         """(state, observation, reward, terminated, truncated); the caller resets."""
-        state, time = self.env.step(state[0], jnp.clip(action, -1, 1)), state[1] + 1
-        terminated = state.done > 0
+        physics, time = state
+        after = self.env.step(physics, jnp.clip(action, -1, 1))
+        time = time + 1
+        terminated = after.done > 0
         truncated = (time >= self.EPISODE_LENGTH) & ~terminated
-        return (self.slim(state), time), state.obs, state.reward, terminated, truncated
+        return (self.slim(after), time), after.obs, after.reward, terminated, truncated
 
     def stagger(self, episodes: "Episode") -> "Episode":
         """Spread the time limits of new episodes, so that they do not all end in the same step.
@@ -164,8 +166,9 @@ class Brax:
         physics = state[0].pipeline_state
         return self.draw(self.env.sys.mj_model, {"qpos": physics.q, "qvel": physics.qd})
 
-    def draw(self, model: Any, data: dict[str, Array], camera: int | None = None) -> np.ndarray:
-        """A picture of MuJoCo's `model` with these arrays of its state."""
+    def draw(self, model: Any, data: dict[str, Array]) -> np.ndarray:
+        """A picture of MuJoCo's `model` with these arrays of its state, from its first camera, which
+        follows the robot, if it has one."""
         import mujoco
         from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer
 
@@ -177,7 +180,7 @@ class Brax:
         for name, array in data.items():
             setattr(self.body, name, np.asarray(array))
         mujoco.mj_forward(model, self.body)
-        return self.screen.render("rgb_array", camera_id=camera)
+        return self.screen.render("rgb_array", camera_id=0 if model.ncam else None)
 
 
 def import_brax() -> Any:
@@ -247,8 +250,10 @@ class GymEnv(gym.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
 
     def __init__(self, env: Any, render_mode: str | None = None):
-        self.env, self.render_mode = env, render_mode
-        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.env = env
+        self.render_mode = render_mode
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
         self._reset, self._step = jitted(env)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:

@@ -75,7 +75,7 @@ class Playground(Brax):
     def render(self, state: Any) -> np.ndarray:
         kept, _ = state[0]
         arrays = {name: kept[name] for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
-        return self.draw(self.env.mj_model, arrays, camera=0)  # it follows the robot
+        return self.draw(self.env.mj_model, arrays)
 
 
 def make_physics(env_id: str) -> Brax:
