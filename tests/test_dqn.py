@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -84,36 +85,54 @@ def q_network(module, num_actions: int = 3):
 def test_targets_bootstrap_unless_terminated(module) -> None:
     """The loss of the same transition, terminated or not, against the formula written out."""
     torch.manual_seed(0)
-    network, target = q_network(module), q_network(module)
-    obs, next_obs, actions = torch.rand(2, 4), torch.rand(1, 4).repeat(2, 1), torch.tensor([1, 1])
-    obs[1] = obs[0]
-    rewards, terminated = torch.tensor([2.0, 2.0]), torch.tensor([0.0, 1.0])
-    args = module.Args(gamma=0.9, **({"min_probability": 1e-5} if module is c51 else {}))
+    network = q_network(module)
+    target = q_network(module)
+    obs = torch.rand(1, 4).repeat(2, 1)
+    next_obs = torch.rand(1, 4).repeat(2, 1)
+    batch = (
+        obs,
+        next_obs,
+        torch.tensor([1, 1]),
+        torch.tensor([2.0, 2.0]),
+        torch.tensor([0.0, 1.0]),
+    )
+    settings = {}
     if module is c51:  # it is all but sure that some values cannot be: they count as 1e-5
         network[-1].bias.data[::3] -= 20
+        settings = {"min_probability": 1e-5}
+    args = module.Args(gamma=0.9, **settings)
     losses = []
     for i in range(2):
-        part = [x[i : i + 1] for x in (obs, next_obs, actions, rewards, terminated)]
-        still = torch.optim.SGD(network.parameters(), lr=0.0)
-        found = module.update(network, target, still, args, *part)
-        losses.append(found["losses/td_loss" if module is dqn else "losses/loss"].item())
+        transition = [x[i : i + 1] for x in batch]
+        no_change = torch.optim.SGD(network.parameters(), lr=0.0)
+        metrics = module.update(network, target, no_change, args, *transition)
+        losses.append(metrics["losses/td_loss" if module is dqn else "losses/loss"].item())
+    written_out = td_losses if module is dqn else c51_losses
     with torch.no_grad():
-        if module is dqn:
-            q, best = network(obs[0])[1], target(next_obs[0]).max()
-            wanted = [(q - (2 + 0.9 * best)).square(), (q - 2).square()]
-        else:
-            logprobs = network.get_logits(obs[:1])[0, 1].log_softmax(-1).clamp(np.log(1e-5))
-            probs = target.get_logits(next_obs[:1])[0].softmax(-1)
-            best = probs[(probs @ network.atoms).argmax()]
-            wanted = []
-            for returns in (2 + 0.9 * network.atoms, 2 + 0 * network.atoms):
-                place = np.clip((returns.numpy() + 100) / 2, 0, 100)
-                spread = sum(
-                    np.maximum(0, 1 - np.abs(place[j] - np.arange(101))) * float(best[j])
-                    for j in range(101)
-                )
-                wanted.append(-(torch.as_tensor(spread) * logprobs).sum())
+        wanted = written_out(network, target, obs[:1], next_obs[:1])
     assert losses == pytest.approx([float(x) for x in wanted], rel=1e-4)
+
+
+def td_losses(network: Any, target: Any, obs: torch.Tensor, next_obs: torch.Tensor) -> list[Any]:
+    """DQN's losses of action 1 with a reward of 2, not terminated and terminated."""
+    q = network(obs)[0, 1]
+    best = target(next_obs).max()
+    return [(q - (2 + 0.9 * best)).square(), (q - 2).square()]
+
+
+def c51_losses(network: Any, target: Any, obs: torch.Tensor, next_obs: torch.Tensor) -> list[Any]:
+    """C51's losses of action 1 with a reward of 2, not terminated and terminated."""
+    logprobs = network.get_logits(obs)[0, 1].log_softmax(-1).clamp(np.log(1e-5))
+    probs = target.get_logits(next_obs)[0].softmax(-1)
+    best = probs[(probs @ network.atoms).argmax()]
+    losses = []
+    for returns in (2 + 0.9 * network.atoms, 2 + 0 * network.atoms):
+        places = np.clip((returns.numpy() + 100) / 2, 0, 100)  # between the atoms
+        projected = np.zeros(101)
+        for place, probability in zip(places, best, strict=True):
+            projected += np.maximum(0, 1 - np.abs(place - np.arange(101))) * float(probability)
+        losses.append(-(torch.as_tensor(projected) * logprobs).sum())
+    return losses
 
 
 @pytest.mark.parametrize(
