@@ -65,12 +65,17 @@ def test_noop_reset_survives_the_end_of_a_game() -> None:
 @pytest.mark.parametrize("end", [101, 102, 103, 104])
 def test_max_and_skip_shows_the_last_frames_only(env_id: str, end: int) -> None:
     """The game ends on each of the four frames of a skip: no frame of an earlier step is shown."""
-    plain, env = game(env_id, end), MaxAndSkip(game(env_id, end))
+    plain = game(env_id, end)
+    env = MaxAndSkip(game(env_id, end))
     plain.reset(seed=3)
     env.reset(seed=3)
-    rng, number, done = np.random.default_rng(0), 0, False
+    rng = np.random.default_rng(0)
+    number = 0
+    done = False
     while not done:
-        action, frames, total = int(rng.integers(env.action_space.n)), [], 0.0
+        action = int(rng.integers(env.action_space.n))
+        frames = []
+        total = 0.0
         for _ in range(min(4, end - number)):
             frame, reward, *_ = plain.step(action)
             frames.append(frame)
@@ -222,13 +227,17 @@ def test_fire_reset_gives_up_where_fire_always_ends_the_episode() -> None:
 
 @pytest.mark.parametrize("env_id,kinds", [(PONG, {-1, 0}), ("SpaceInvadersNoFrameskip-v4", {0, 1})])
 def test_clip_reward_is_the_sign(env_id: str, kinds: set[int]) -> None:
-    plain, env = game(env_id), ClipReward(game(env_id))
+    plain = game(env_id)
+    env = ClipReward(game(env_id))
     plain.reset(seed=0)
     env.reset(seed=0)
-    rng, clipped, raw = np.random.default_rng(0), set(), set()
+    rng = np.random.default_rng(0)
+    clipped = set()
+    raw = set()
     for _ in range(800):
         action = int(rng.integers(6))
-        reward, original = env.step(action)[1], plain.step(action)[1]
+        _, reward, *_ = env.step(action)
+        _, original, *_ = plain.step(action)
         assert reward == np.sign(original)
         clipped.add(reward)
         raw.add(original)

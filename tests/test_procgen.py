@@ -86,21 +86,26 @@ def test_seeds_reach_the_games_and_environments_differ() -> None:
 
 @procgen
 def test_one_of_a_pool_plays_as_the_pool_does() -> None:
-    pool, one = make_pool("StarpilotEasy-v0", num_envs=1, seed=5), OneOfPool("StarpilotEasy-v0")
-    seen, obs = pool.reset()[0], one.reset(seed=5)[0]
-    assert one.observation_space.contains(obs) and np.array_equal(seen[0], obs)
-    ended, ends = False, 0
-    while ends < 2:  # a pool resets itself in the step after an end
-        seen, reward, *flags, _ = pool.step(np.array([9]))
+    pool = make_pool("StarpilotEasy-v0", num_envs=1, seed=5)
+    env = OneOfPool("StarpilotEasy-v0")
+    pool_obs, _ = pool.reset()
+    obs, _ = env.reset(seed=5)
+    assert env.observation_space.contains(obs) and np.array_equal(pool_obs[0], obs)
+    ended = False
+    episodes = 0
+    while episodes < 2:  # a pool resets itself in the step after an end
+        pool_obs, pool_reward, pool_terminated, pool_truncated, _ = pool.step(np.array([9]))
         if ended:
-            assert reward == 0
-            obs, ended = one.reset()[0], False
+            assert pool_reward == 0
+            obs, _ = env.reset()
+            ended = False
         else:
-            obs, mine, *marks, _ = one.step(9)
-            assert mine == reward and marks == [x[0] for x in flags]
-            ended = any(marks)
-            ends += ended
-        assert np.array_equal(seen[0], obs)
+            obs, reward, terminated, truncated, _ = env.step(9)
+            assert reward == pool_reward
+            assert (terminated, truncated) == (pool_terminated[0], pool_truncated[0])
+            ended = terminated or truncated
+            episodes += ended
+        assert np.array_equal(pool_obs[0], obs)
 
 
 @procgen

@@ -62,11 +62,12 @@ def colours(*numbers: int) -> torch.Tensor:
 
 def losses(batch_size: int = 2, weight: float = 1.0, temperature: float = 1.0) -> list[float]:
     """Of two transitions, each `batch_size` / 2 times: rewards 1, the second one terminal."""
-    student, target = Table([[1.0, 3.0], [0.0, 0.0]]), Table([[5.0, 7.0], [2.0, 4.0]])
+    student = Table([[1.0, 3.0], [0.0, 0.0]])
+    target = Table([[5.0, 7.0], [2.0, 4.0]])
     teacher = Table([[np.log(3.0), 0.0], [0.0, 0.0]])
-    still, args = torch.optim.SGD(student.parameters(), 0.0), make_args(gamma=0.5)
+    no_change = torch.optim.SGD(student.parameters(), 0.0)
+    args = make_args(gamma=0.5)
     args.temperature = temperature
-    times, coeff = batch_size // 2, torch.tensor(weight)
     batch = (
         colours(0, 1),
         colours(1, 0),
@@ -74,9 +75,10 @@ def losses(batch_size: int = 2, weight: float = 1.0, temperature: float = 1.0) -
         torch.ones(2),
         torch.tensor([0.0, 1]),
     )
-    repeated = [x.repeat(times, *[1] * (x.ndim - 1)) for x in batch]
-    found = qdagger.update(student, target, teacher, still, coeff, args, *repeated)
-    return torch.stack(list(found.values())).tolist()
+    repeated = [torch.cat([x] * (batch_size // 2)) for x in batch]
+    coeff = torch.tensor(weight)
+    metrics = qdagger.update(student, target, teacher, no_change, coeff, args, *repeated)
+    return torch.stack(list(metrics.values())).tolist()
 
 
 def test_losses_of_a_case_computed_by_hand() -> None:
@@ -162,27 +164,29 @@ def test_loss_and_gradient_in_jax_are_those_of_torch() -> None:
     from cleanrl import qdagger_dqn_atari_jax_impalacnn as twin
 
     torch.manual_seed(0)
-    network, target = qdagger.QNetwork(PIXELS), qdagger.QNetwork(PIXELS)
+    network = qdagger.QNetwork(PIXELS)
+    target = qdagger.QNetwork(PIXELS)
     teacher = dqn_atari.QNetwork(PIXELS)
     with torch.no_grad():
-        teacher[-1].weight *= 100  # with an opinion
+        teacher[-1].weight *= 100  # far from a uniform policy
+    batch = make_batch(envs, 4)
+    settings: dict[str, Any] = {"gamma": 0.9, "temperature": 0.5, "buffer_size": 10}
     # In double precision: rounding could open or close a ReLU.
-    batch, settings = (
-        make_batch(envs, 4),
-        dict[str, Any](gamma=0.9, temperature=0.5, buffer_size=10),
-    )
     torch.set_default_dtype(torch.float64)
     try:
         for module in (network, target, teacher):
             module.double()
-        still, coeff = torch.optim.SGD(network.parameters(), lr=0.0), torch.tensor(0.7)
-        args, tensors = make_args(**settings), map(torch.as_tensor, batch)
-        wanted = qdagger.update(network, target, teacher, still, coeff, args, *tensors)
+        no_change = torch.optim.SGD(network.parameters(), lr=0.0)
+        coeff = torch.tensor(0.7)
+        args = make_args(**settings)
+        tensors = map(torch.as_tensor, batch)
+        wanted = qdagger.update(network, target, teacher, no_change, coeff, args, *tensors)
     finally:
         torch.set_default_dtype(torch.float32)
 
-    as_flax = [to_flax(x, list(x.parameters())) for x in (network, target, teacher)]
-    params, target_params, teacher_params = as_flax
+    params = to_flax(network, list(network.parameters()))
+    target_params = to_flax(target, list(target.parameters()))
+    teacher_params = to_flax(teacher, list(teacher.parameters()))
     agent = dqn_atari_jax.Agent(dqn_atari_jax.QNetwork(NUM_ACTIONS), teacher_params)
     twin_args = make_args(twin, **settings)
     with jax.enable_x64(True):
