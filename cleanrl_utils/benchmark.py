@@ -197,6 +197,11 @@ def main(argv: list[str] | None = None) -> int:
         from cleanrl_utils.launching.ray import run_ray
 
         return report(all_jobs, run_ray(args, todo, tags, env))
+    return run_here(args, all_jobs, todo, env)
+
+
+def run_here(args: BenchmarkArgs, all_jobs: list[Job], todo: list[Job], env: dict[str, str]) -> int:
+    """Run jobs as processes on this machine; returns the exit status."""
     signal.signal(signal.SIGTERM, terminate)
     try:
         failed = run_local(todo, args, env)
