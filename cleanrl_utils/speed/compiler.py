@@ -16,7 +16,7 @@ COMPILER = "torch._dynamo"
 def load_late() -> None:
     """Let torch's optimisers work without importing the compiler.
 
-    In a version of torch that is written otherwise nothing happens: it only starts more slowly.
+    A version of torch with other code inside stays as it is: it only starts more slowly.
     """
     if COMPILER in sys.modules:
         return
@@ -24,9 +24,10 @@ def load_late() -> None:
 
     for method in vars(optim.Optimizer).values():
         if written_in(method, "torch._compile"):
-            # torch looks here for the method that the compiler has been told about
+            # torch looks here for the method that its compiler does not compile
             plain = method.__wrapped__
-            plain.__dynamo_disable = without_compiler(plain, otherwise=told(plain))
+            not_compiled = disabled_in_compiler(plain)
+            plain.__dynamo_disable = without_compiler(plain, otherwise=not_compiled)
     for optimizer in (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD):
         step = vars(optimizer).get("step")
         if written_in(step, "torch.optim.optimizer") and not hasattr(step, "hooked"):
@@ -41,7 +42,7 @@ def written_in(function: Any, module: str) -> bool:
 
 
 def without_compiler(plain: Callable, otherwise: Callable) -> Callable:
-    """`plain` as long as the compiler is not there."""
+    """`plain` as long as nothing has imported the compiler, then `otherwise`."""
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -51,8 +52,8 @@ def without_compiler(plain: Callable, otherwise: Callable) -> Callable:
     return call
 
 
-def told(method: Callable) -> Callable:
-    """A method that the compiler leaves alone, as torch makes it."""
+def disabled_in_compiler(method: Callable) -> Callable:
+    """A method that the compiler does not compile, as torch makes it."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
