@@ -66,14 +66,19 @@ class Handler(BaseHTTPRequestHandler):
             files = [{"path": file["path"], **regular} for file in json.loads(body)["files"]]
             self.answer_json({"files": files})
         elif parts[4:5] == ["commit"]:
-            for line in map(json.loads, body.decode().splitlines()):
-                if line["key"] == "file":
-                    content = base64.b64decode(line["value"]["content"])
-                    self.server.repositories["/".join(parts[2:4])][line["value"]["path"]] = content
-            url = f"{self.server.url}/{'/'.join(parts[2:4])}/commit/{COMMIT}"
+            name = "/".join(parts[2:4])
+            self.store_files(name, body.decode())
+            url = f"{self.server.url}/{name}/commit/{COMMIT}"
             self.answer_json({"success": True, "commitOid": COMMIT, "commitUrl": url})
         else:
             self.answer(404)
+
+    def store_files(self, name: str, commit: str) -> None:
+        """Store the files of a commit, one JSON object per line, in a repository."""
+        for line in map(json.loads, commit.splitlines()):
+            if line["key"] == "file":
+                file = line["value"]
+                self.server.repositories[name][file["path"]] = base64.b64decode(file["content"])
 
     def do_GET(self) -> None:  # noqa: N802
         parts = unquote(self.path.split("?")[0]).strip("/").split("/")
