@@ -150,7 +150,8 @@ def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
         add_folder_of(record.get("script_path"))
         return model.script
     hint = "not run: read it, then add --trust-remote-code"
-    print(f"code: {model.script} {differs}; {hint}", file=sys.stderr)
+    instead = f"; cleanrl/{name}.py is run instead" if ours.is_file() else ""
+    print(f"code: {model.script} {differs}; {hint}{instead}", file=sys.stderr)
     return None
 
 

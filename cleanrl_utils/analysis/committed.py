@@ -19,6 +19,7 @@ from cleanrl_utils.errors import BadInput, missing_package, require
 
 COMMITTED = Path(__file__).resolve().parent.parent.parent / "benchmark" / "results"
 CURVE = ["step", "episodic_return", "seconds"]
+SHOWN = 4  # settings that the error for other settings names
 
 
 def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> list[str]:
@@ -84,8 +85,10 @@ def explain(fact: dict, others: list[dict]) -> str:
         now = new.get(name, grouping.ABSENT)
         before = old.get(name, grouping.ABSENT)
         values.append(f"{grouping.flag_name(name)} {now} instead of {before}")
-    there = f"the runs of {fact['exp_name']} on {fact['env_id']} that are there"
-    return f"differs from {there} ({', '.join(values)}); use --replace, or another --exp-name"
+    if len(values) > SHOWN:
+        values = [*values[:SHOWN], f"and {len(values) - SHOWN} more"]
+    there = f"the committed runs of {fact['exp_name']} on {fact['env_id']} ({', '.join(values)})"
+    return f"differs from {there}; use --replace to remove those, or another --exp-name"
 
 
 def load(exp_name: str | None = None, folder: Path = COMMITTED) -> pd.DataFrame:

@@ -89,7 +89,7 @@ class WandbWriter:
         except (wandb.errors.Error, ValueError) as error:  # usually: not logged in
             reason = " ".join(str(error).split())[:200].rstrip(".")
             login = any(word in reason.lower() for word in ("key", "login", "log in"))
-            hint = ": log in with `wandb login`, or set WANDB_MODE=offline" if login else ""
+            hint = "; `wandb login` asks for it, WANDB_MODE=offline needs none" if login else ""
             raise BadInput(f"--track: {reason}{hint}") from None
         self.run.define_metric("global_step")
         self.run.define_metric("*", step_metric="global_step")
