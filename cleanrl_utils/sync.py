@@ -103,14 +103,12 @@ class Finding:
 
 
 def check(path: Path, sources: dict[str, str]) -> tuple[int, list[Finding]]:
-    """How many blocks of a script are its relatives', and which have drifted."""
+    """The number of blocks that a script shares with its relatives, and those that drifted."""
     others = [(name, blocks(sources[name])) for name in relatives(path.stem, set(sources))]
     shared = 0
     findings = []
     for name, block in blocks(path.read_text()).items():
-        relative, other = next(
-            ((relative, found[name]) for relative, found in others if name in found), ("", None)
-        )
+        relative, other = nearest(name, others)
         if other is None:
             if block.mark:
                 findings.append(Finding(path, block, name, block.mark, "", "is not in"))
@@ -129,6 +127,14 @@ def check(path: Path, sources: dict[str, str]) -> tuple[int, list[Finding]]:
     return shared, findings
 
 
+def nearest(name: str, others: list[tuple[str, dict[str, Block]]]) -> tuple[str, Block | None]:
+    """The first relative that has a block of this name, and that block."""
+    for relative, found in others:
+        if name in found:
+            return relative, found[name]
+    return "", None
+
+
 def fix(path: Path, findings: list[Finding]) -> None:
     """Copy drifted blocks over, last first so that line numbers stay true."""
     lines = path.read_text().splitlines()
@@ -143,7 +149,7 @@ def main() -> None:
     folders = [Path(args.folder)] if args.folder else FOLDERS
     require(folders[0].is_dir(), f"--folder {folders[0]}: no such folder")
     paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]
-    for _ in range(4 if args.fix else 1):  # a relative may itself be mended
+    for _ in range(4 if args.fix else 1):  # what was copied from may itself have been fixed
         sources = {path.stem: path.read_text() for path in paths}
         results = [check(path, sources) for path in paths]
         drifted = [finding for _, findings in results for finding in findings]
