@@ -37,8 +37,10 @@ class Entry:
 
 def entries() -> list[Entry]:
     """All entries, by environment."""
-    tuned = read_tuned()
-    found = [Entry(s, env_id, dict(x)) for s, envs in tuned.items() for env_id, x in envs.items()]
+    found = []
+    for script, by_env_id in read_tuned().items():
+        for env_id, settings in by_env_id.items():
+            found.append(Entry(script, env_id, dict(settings)))
     return sorted(found, key=lambda entry: (entry.env_id, entry.script))
 
 
@@ -56,16 +58,15 @@ def entry_groups(entry: Entry, groups: list[Group]) -> list[Group]:
 
 def default_score(entry: Entry, groups: list[Group]) -> str:
     """The score of the default settings, from the longest runs of the script's own name."""
-    found = [
-        group
-        for group in groups
-        if (group.name, group.env_id) == (entry.script, entry.env_id)
-        and not any(entry.made(run) for run in group.runs)
-    ]
-    if not found:
+    defaults = []
+    for group in groups:
+        of_entry = (group.name, group.env_id) == (entry.script, entry.env_id)
+        if of_entry and not any(entry.made(run) for run in group.runs):
+            defaults.append(group)
+    if not defaults:
         return "–"
-    group = max(found, key=lambda group: group.steps)
-    return f"{group.score()} ({group.steps:,} steps)"
+    longest = max(defaults, key=lambda group: group.steps)
+    return f"{longest.score()} ({longest.steps:,} steps)"
 
 
 def tuned_table(groups: list[Group]) -> str:
