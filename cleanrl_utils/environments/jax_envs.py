@@ -167,8 +167,8 @@ class Brax:
         return self.draw(self.env.sys.mj_model, {"qpos": physics.q, "qvel": physics.qd})
 
     def draw(self, model: Any, data: dict[str, Array]) -> np.ndarray:
-        """A picture of MuJoCo's `model` with these arrays of its state, from its first camera, which
-        follows the robot, if it has one."""
+        """A picture of MuJoCo's `model` with these arrays of its state. Its first camera, if it has
+        one, follows the robot."""
         import mujoco
         from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer
 
