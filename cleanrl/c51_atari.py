@@ -1,4 +1,4 @@
-"""Categorical DQN (C51) for Atari games: pictures and discrete actions.
+"""Categorical DQN (C51) for Atari games: images and discrete actions.
 
     python cleanrl/c51_atari.py --env-id BreakoutNoFrameskip-v4
 
@@ -35,7 +35,7 @@ class Args(PixelArgs):
     learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     n_atoms: Count = 51
     """number of atoms of the return distribution"""
     v_min: float = -10
@@ -174,7 +174,7 @@ def update(
         next_probs = target_network.get_logits(next_obs).softmax(-1)
         best = (next_probs @ atoms).argmax(1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
         returns = rewards[:, None] + args.gamma * (1 - terminated[:, None]) * atoms
         target_probs = project(next_probs, returns, atoms)
     logits = q_network.get_logits(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
@@ -231,8 +231,8 @@ if __name__ == "__main__":
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
         # differs from dqn_atari.py: the target network is copied
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:

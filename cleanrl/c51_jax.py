@@ -37,7 +37,7 @@ class Args(RunArgs):
     learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     n_atoms: Count = 101
     """number of atoms of the return distribution"""
     v_min: float = -100
@@ -101,7 +101,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 # differs from dqn_jax.py: a distribution over returns for every action
 class QNetwork(nn.Module):
-    """How likely each return is after each action: logits, (batch, actions, atoms)."""
+    """Logits of each action's return distribution, (batch, actions, atoms)."""
 
     num_actions: int
     n_atoms: int
@@ -132,7 +132,7 @@ def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
 
 
 class Agent(FlaxModel):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
@@ -187,14 +187,14 @@ def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Ar
     # not next_probs @ atoms: a GPU rounds the factors of matrices to ten bits
     best = (next_probs * atoms).sum(2).argmax(1)
     next_probs = jnp.take_along_axis(next_probs, best[:, None, None], 1).squeeze(1)
-    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     discount = args.gamma * (1 - batch.terminated)
     returns = batch.rewards[:, None] + discount[:, None] * atoms
     target_probs = project(next_probs, returns, atoms)
     logits = q_network(params, batch.obs)
     logits = jnp.take_along_axis(logits, batch.actions[:, None, None], 1).squeeze(1)
     logprobs = nn.log_softmax(logits)
-    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: as good as none
+    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: practically no floor
     loss = -(target_probs * jnp.maximum(logprobs, floor)).sum(1).mean()  # cross-entropy
     return loss, {"losses/loss": loss, "losses/q_values": (jnp.exp(logprobs) @ atoms).mean()}
 
@@ -246,8 +246,8 @@ if __name__ == "__main__":
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
-        # Learn; a GPU computes while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU computes while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         first_step = iteration * args.num_envs + 1
         for global_step in range(first_step, first_step + args.num_envs):
             learning = global_step > args.learning_starts

@@ -36,7 +36,7 @@ class Args(LargeArgs):
     total_timesteps: Count = 1_000_000
     """number of environment steps"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -225,7 +225,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
     # One batch of both halves, normalised as a whole, makes target networks unnecessary.
     inputs = torch.cat([obs, next_obs]), torch.cat([actions, next_actions])
     q, next_q = agent.critics(*inputs, train=True).chunk(2, 1)
-    # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+    # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     next_value = next_q.detach().amin(0) - agent.log_alpha.detach().exp() * next_logprob
     targets = rewards + args.gamma * (1 - terminated) * next_value
     losses = squared_error(q, targets).mean(1)
@@ -306,8 +306,8 @@ if __name__ == "__main__":
             policy.start(obs)
 
         # differs from sac_continuous_action.py: no target networks
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             if global_step > args.learning_starts:
                 learn_q()

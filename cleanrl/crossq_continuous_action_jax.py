@@ -38,7 +38,7 @@ class Args(RunArgs):
     total_timesteps: Count = 1_000_000
     """number of environment steps"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory"""
     gamma: Share = 0.99
@@ -232,7 +232,7 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     both, changed = state.critics.apply_fn(critics, obs, actions, True, mutable="batch_stats")
     q, next_q = jnp.split(both, 2, 1)  # (2, batch_size) each
     next_value = next_q.min(0) - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
-    # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
+    # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
     losses = jnp.square(q - jax.lax.stop_gradient(targets)).mean(1)
     metrics = {"losses/qf1_values": q[0].mean(), "losses/qf2_values": q[1].mean()}
@@ -300,7 +300,7 @@ if __name__ == "__main__":
     for iteration in range(start, args.num_iterations):
         # differs from sac_continuous_action_jax.py: no target networks
         # Start the updates in the background: one per step of this iteration, from transitions of
-        # earlier iterations; none before --learning-starts. Steps are those of single environments,
+        # earlier iterations; none before --learning-starts. Steps are summed over environments,
         # so --num-envs changes neither the number of updates nor their order.
         begin = iteration * args.iteration_steps
         end = begin + args.iteration_steps

@@ -37,7 +37,7 @@ class Args(TorchArgs):
     learning_rate: NonNegative = 3e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -168,7 +168,7 @@ def update_critic(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch: 
     """One gradient step of the critic; returns its mean Q-value and its loss."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
         next_q = agent.target_critic(next_obs, agent.target_actor(next_obs))
         targets = rewards + args.gamma * (1 - terminated) * next_q
     q = agent.critic(obs, actions)
@@ -234,8 +234,8 @@ if __name__ == "__main__":
         if not at_random:
             policy.start(obs)
 
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             if global_step > args.learning_starts:
                 learn_q()

@@ -38,7 +38,7 @@ class Args(RunArgs):
     learning_rate: NonNegative = 3e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory"""
     gamma: Share = 0.99
@@ -177,7 +177,7 @@ def q_loss(critic: Params, state: State, args: Args, batch: Batch) -> tuple:
     q_values = state.critic.apply_fn
     next_actions = state.actor.apply_fn(state.target_actor, batch.next_obs)
     next_q = q_values(state.target_critic, batch.next_obs, next_actions)
-    # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
+    # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
     q = q_values(critic, batch.obs, batch.actions)
     loss = jnp.square(q - targets).mean()
@@ -234,7 +234,7 @@ if __name__ == "__main__":
     ended = envs.ended
     for iteration in range(start, args.num_iterations):
         # Start the updates in the background: one per step of this iteration, from transitions of
-        # earlier iterations; none before --learning-starts. Steps are those of single environments,
+        # earlier iterations; none before --learning-starts. Steps are summed over environments,
         # so --num-envs changes neither the number of updates nor their order.
         begin = iteration * args.iteration_steps
         end = begin + args.iteration_steps

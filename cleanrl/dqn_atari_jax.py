@@ -1,4 +1,4 @@
-"""Deep Q-Network (DQN) in JAX, for Atari games: pictures and discrete actions.
+"""Deep Q-Network (DQN) in JAX, for Atari games: images and discrete actions.
 
     python cleanrl/dqn_atari_jax.py --env-id BreakoutNoFrameskip-v4
 
@@ -38,7 +38,7 @@ class Args(RunArgs):
     learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     async_envs: bool = False
     """run each environment in a process of its own"""
     buffer_size: Count = 1_000_000
@@ -129,7 +129,7 @@ def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
 
 
 class Agent(FlaxModel):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
@@ -161,7 +161,7 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
 
 def get_loss(params: Params, state: State, args: Args, batch: Batch) -> tuple[Array, dict]:
     """The loss, and metrics."""
-    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     q_network = state.q_network.apply_fn
     best_next = q_network(state.target_network, batch.next_obs).max(1)
     td_target = batch.rewards + args.gamma * best_next * (1 - batch.terminated)
@@ -218,8 +218,8 @@ if __name__ == "__main__":
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
-        # Learn; a GPU computes while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU computes while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         first_step = iteration * args.num_envs + 1
         for global_step in range(first_step, first_step + args.num_envs):
             learning = global_step > args.learning_starts

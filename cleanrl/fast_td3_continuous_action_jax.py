@@ -180,7 +180,7 @@ def normalise(stats: Params, obs: Array) -> Array:
 
 # differs from ppo_continuous_action_brax_jax.py: a deterministic policy
 class Agent(Model):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
         stats = {name: self.params[f"obs.{name}"] for name in ("mean", "std")}

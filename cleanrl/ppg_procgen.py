@@ -80,7 +80,7 @@ class Args(LargeArgs):
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_phases = self.total_timesteps // (self.batch_size * self.n_iteration)
         self.num_iterations = self.num_phases * self.n_iteration
-        self.num_rollouts = self.num_envs * self.n_iteration  # of single environments, in a phase
+        self.num_rollouts = self.num_envs * self.n_iteration  # of one environment each, in a phase
         self.num_aux_rollouts = min(self.num_aux_rollouts, self.num_rollouts)  # no more than it has
         self.aux_minibatch_size = self.num_aux_rollouts * self.n_aux_grad_accum
         batch = f"the batch of --num-envs x --num-steps = {self.batch_size} steps"
@@ -117,9 +117,9 @@ def make_envs(args: Args) -> Pool:
     envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
     space = envs.single_observation_space
     actions = envs.single_action_space
-    pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
-    fits = pictures and isinstance(actions, gym.spaces.Discrete)
-    require(fits, f"--env-id {args.env_id}: this script needs pictures and discrete actions")
+    images = space.dtype == np.uint8 and len(space.shape or ()) == 3
+    fits = images and isinstance(actions, gym.spaces.Discrete)
+    require(fits, f"--env-id {args.env_id}: this script needs images and discrete actions")
     return envs
 
 
@@ -202,7 +202,7 @@ class Agent(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
         """Log-probabilities of all actions, the value, and the auxiliary critic's value."""
-        pixels = obs.to(memory_format=torch.channels_last) / 255  # in this order faster
+        pixels = obs.to(memory_format=torch.channels_last) / 255  # faster in this order
         features = self.network(pixels)
         value = self.critic(features.detach()).squeeze(-1)
         aux_value = self.aux_critic(features).squeeze(-1)
@@ -252,7 +252,7 @@ def update(
 ) -> Losses:
     """One gradient step of policy, value function or both; returns losses and diagnostics."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
@@ -266,7 +266,7 @@ def update(
         v_error = larger(v_error, squared_error(clipped_value, returns))
     v_loss = 0.5 * (v_error * weights).sum()
     entropy = (entropy * weights).sum()
-    # They share no parameter. What is not trained has no gradient, so Adam does not change it.
+    # The networks share no parameters. One that is not trained has no gradient: Adam skips it.
     optimizer.zero_grad()
     if train_policy:
         (pg_loss - args.ent_coef * entropy).backward()
@@ -375,16 +375,16 @@ if __name__ == "__main__":
 
     # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.
     shape = (args.num_steps, args.num_envs)
-    pictures = (*shape, *envs.single_observation_space.shape)
-    obs = torch.zeros(pictures, dtype=torch.uint8, device=device)
+    images = (*shape, *envs.single_observation_space.shape)
+    obs = torch.zeros(images, dtype=torch.uint8, device=device)
     actions = torch.zeros(shape, dtype=torch.long, device=device)
     logprobs = torch.zeros(shape, device=device)
     values = torch.zeros(args.num_steps + 1, args.num_envs, device=device)
     record = np.zeros((4, *shape), np.float32)
 
-    # One phase, (num_rollouts, num_steps). Its pictures are many: they stay bytes and on the CPU.
+    # One phase, (num_rollouts, num_steps). Its images are many: they stay bytes and on the CPU.
     phase_shape = (args.num_rollouts, args.num_steps)
-    phase_obs = np.zeros((*phase_shape, *pictures[2:]), np.uint8)
+    phase_obs = np.zeros((*phase_shape, *images[2:]), np.uint8)
     phase_returns, phase_real = torch.zeros(2, *phase_shape, device=device)
 
     state = dict(agent=agent, optimizer=optimizer, aux_optimizer=aux_optimizer)

@@ -79,7 +79,7 @@ class Args(LargeArgs):
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
-    """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
+    """A function that makes one environment for evaluation, with EnvPool's rules and images."""
 
     def thunk() -> gym.Env:
         game = f"ALE/{name_of_game(env_id)}-v5"
@@ -170,7 +170,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs

@@ -82,7 +82,7 @@ TAGS += ["losses/approx_kl", "losses/clipfrac", "losses/explained_variance", "ch
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
-    """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
+    """A function that makes one environment for evaluation, with EnvPool's rules and images."""
 
     def thunk() -> gym.Env:
         game = f"ALE/{name_of_game(env_id)}-v5"
@@ -136,7 +136,7 @@ def init_params(num_actions: int, seed: int) -> Params:
     rng = np.random.default_rng(seed)
     params = jax.eval_shape(Network(num_actions).init, random.key(0), obs)["params"]
     for name, layer in params.items():
-        # small outputs at first: explore before having opinions
+        # small outputs at first: a nearly uniform policy
         std = {"actor": 0.01, "critic": 1.0}.get(name, 2**0.5)
         bias = np.zeros(layer["bias"].shape, np.float32)
         params[name] = {"kernel": orthogonal(rng, std, *layer["kernel"].shape), "bias": bias}
@@ -149,7 +149,7 @@ def forward(params: Params, obs: Array) -> tuple[Array, Array]:
 
 
 class Agent(Model):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
         logits = np.asarray(forward(self.params, obs)[0])
@@ -167,7 +167,7 @@ class Games(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step saw, did and led to; a rollout is one of arrays (num_steps, num_envs, ...)."""
+    """A transition of each environment; in a rollout, arrays are (num_steps, num_envs, ...)."""
 
     seen: tuple[Array, ...]  # observation, action, its log-probability, value
     reward: Array
@@ -212,7 +212,7 @@ def gae(step: Step, values: Array, args: Args) -> Array:
 
 
 def masked_mean(x: Array, real: Array) -> Array:
-    """Mean over real transitions: a step that only reset its environment taught nothing."""
+    """Mean over real transitions: steps that only reset an environment do not count."""
     return (x * real).sum() / jnp.maximum(real.sum(), 1)
 
 

@@ -188,7 +188,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 def gradient(agent: Agent, args: Args, *minibatch: Tensor) -> Tensor:
     """This rank's gradient as one vector, and behind it the losses and diagnostics of TAGS."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs

@@ -104,7 +104,7 @@ def init_params(env: Brax, seed: int) -> Params:
     params: dict[str, Any] = {}
     rng = np.random.default_rng(seed)
     num_actions = env.action_space.shape[0]
-    # small outputs at first: explore before having opinions
+    # small outputs at first: a mean near 0
     for name, outputs, std in [("actor", num_actions, 0.01), ("critic", 1, 1.0)]:
         sizes = [*env.observation_space.shape, 256, 256, outputs]
         stds = [2**0.5, 2**0.5, std]
@@ -151,7 +151,7 @@ def normalise(stats: Params, obs: Array) -> Array:
 
 
 class Agent(Model):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
         stats = {name: self.params[f"obs.{name}"] for name in ("mean", "std")}
@@ -168,7 +168,7 @@ def collect(env: Brax, args: Args, train: dict, carry: tuple, starts: Episode, k
     """A rollout of arrays (num_steps, num_envs, ...), with all its random numbers drawn at once."""
     shape = (args.num_steps, args.num_envs)
     noise_key, step_key, deal_key = random.split(key, 3)
-    # Resets are dear: the starts of a segment are fresh, and dealt out anew in each rollout.
+    # Resets are expensive: a segment draws new initial states, each rollout shifts them.
     shift = random.randint(deal_key, (), 0, args.num_envs)
     starts = jax.tree.map(lambda x: jnp.roll(x, shift, 0), starts)
 
@@ -278,7 +278,7 @@ def iterate(env: Brax, args: Args, starts: Episode, carry: tuple, x: None) -> tu
     explained = 1 - advantages.var(ddof=1) / (returns.var(ddof=1) + 1e-8)
     metrics = dict(zip(TAGS, [*jnp.average(losses, 0, taken), explained, lr]))
     new = {"params": carry[0], "moments": carry[1], "key": key, "iteration": train["iteration"] + 1}
-    # the scale of observations changes only now: what acted is what learnt
+    # only now: acting and learning normalise observations alike
     obs_stats = update_stats(train["obs_stats"], raw_obs.reshape(-1, raw_obs.shape[-1]))
     new |= {"obs_stats": obs_stats, "return_stats": return_stats}
     return (new, episodes), (metrics, step.episodic_return, step.episodic_length)

@@ -188,7 +188,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
@@ -283,7 +283,7 @@ if __name__ == "__main__":
             if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
         if args.norm_obs:
-            agent.obs_stats.update(obs[:-1].flatten(0, 1))  # only now: the update used the old ones
+            agent.obs_stats.update(obs[:-1].flatten(0, 1))  # the update used the old ones
 
         residual = (returns - values[:-1])[real > 0]
         metrics = {"charts/learning_rate": lr} | mean_of(losses)

@@ -96,7 +96,7 @@ def init_params(env: Gymnax, seed: int) -> Params:
     """Actor and critic, two networks that share nothing."""
     params: dict[str, Any] = {}
     rng = np.random.default_rng(seed)
-    # small outputs at first: explore before having opinions
+    # small outputs at first: a nearly uniform policy
     for name, outputs, std in [("actor", env.action_space.n, 0.01), ("critic", 1, 1.0)]:
         sizes = layer_sizes(env.observation_space.shape, outputs)
         stds = [2**0.5, 2**0.5, std]
@@ -107,7 +107,7 @@ def init_params(env: Gymnax, seed: int) -> Params:
 
 
 def layer_sizes(obs_shape: tuple[int, ...], outputs: int) -> list[tuple[int, int]]:
-    """(inputs, units) of three layers; of a picture the first one is a convolution."""
+    """(inputs, units) of three layers; of an image the first one is a convolution."""
     if len(obs_shape) == 1:
         return [(obs_shape[0], 64), (64, 64), (64, outputs)]
     height, width, channels = obs_shape
@@ -133,10 +133,10 @@ def cnn(params: Params, name: str, x: Array) -> Array:
 
 
 def forward(params: Params, name: str, obs: Array) -> Array:
-    """The output of the actor or the critic for vectors or pictures."""
+    """The output of the actor or the critic for vectors or images."""
     inputs = len(params[f"{name}.0.kernel"])
-    picture = inputs > obs.shape[-1]  # a filter sees all channels of 3 x 3 pixels
-    return cnn(params, name, obs) if picture else mlp(params, name, obs)
+    image = inputs > obs.shape[-1]  # a filter sees all channels of 3 x 3 pixels
+    return cnn(params, name, obs) if image else mlp(params, name, obs)
 
 
 def get_logprob_entropy_value(params: Params, obs: Array, actions: Array) -> tuple[Array, ...]:
@@ -147,7 +147,7 @@ def get_logprob_entropy_value(params: Params, obs: Array, actions: Array) -> tup
 
 
 class Agent(Model):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
         logits = np.asarray(forward(self.params, "actor", jnp.asarray(obs)))

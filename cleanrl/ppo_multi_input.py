@@ -1,4 +1,4 @@
-"""PPO for observations of several parts, vectors and pictures, and several discrete actions.
+"""PPO for observations of several parts, vectors and images, and several discrete actions.
 
     python cleanrl/ppo_multi_input.py
 
@@ -112,7 +112,7 @@ def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
 
 
 def encoder(space: gym.Space, width: int) -> nn.Sequential:
-    """The network of one part: convolutions for a picture, a linear layer for anything else."""
+    """The network of one part: convolutions for an image, a linear layer for anything else."""
     num_inputs = gym.spaces.flatdim(space)  # Gymnasium flattens discrete parts to one-hot codes
     if not is_picture(space):
         return nn.Sequential(layer_init(nn.Linear(num_inputs, width)), nn.Tanh())
@@ -184,7 +184,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs

@@ -98,9 +98,9 @@ def make_envs(args: Args) -> Pool:
     envs = Pool(task_of(args.env_id), args.num_envs, args.seed, **args.env_settings)
     space = envs.single_observation_space
     actions = envs.single_action_space
-    pictures = space.dtype == np.uint8 and len(space.shape or ()) == 3
-    fits = pictures and isinstance(actions, gym.spaces.Discrete)
-    require(fits, f"--env-id {args.env_id}: this script needs pictures and discrete actions")
+    images = space.dtype == np.uint8 and len(space.shape or ()) == 3
+    fits = images and isinstance(actions, gym.spaces.Discrete)
+    require(fits, f"--env-id {args.env_id}: this script needs images and discrete actions")
     return envs
 
 
@@ -169,7 +169,7 @@ class Agent(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
         """Log-probabilities of all actions, and the value; obs: bytes, (n, 3, 64, 64)."""
-        pixels = obs.to(memory_format=torch.channels_last) / 255  # in this order faster
+        pixels = obs.to(memory_format=torch.channels_last) / 255  # faster in this order
         features = self.network(pixels)
         return self.actor(features).log_softmax(-1), self.critic(features).squeeze(-1)
 
@@ -209,7 +209,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions)
     logratio = newlogprob - logprobs
@@ -265,8 +265,8 @@ if __name__ == "__main__":
 
     # One rollout, (num_steps, num_envs). values have one row more: what the last action led to.
     shape = (args.num_steps, args.num_envs)
-    pictures = (*shape, *envs.single_observation_space.shape)
-    obs = torch.zeros(pictures, dtype=torch.uint8, device=device)
+    images = (*shape, *envs.single_observation_space.shape)
+    obs = torch.zeros(images, dtype=torch.uint8, device=device)
     actions = torch.zeros(shape, dtype=torch.long, device=device)
     logprobs = torch.zeros(shape, device=device)
     values = torch.zeros(args.num_steps + 1, args.num_envs, device=device)

@@ -77,7 +77,7 @@ class Args(PixelArgs):
     trxl_positional_encoding: Literal["absolute", "learned", ""] = "absolute"
     """positional encoding of remembered steps: absolute (sinusoidal), learned, or '' for none"""
     reconstruction_coef: NonNegative = 0.0
-    """coefficient of the observation reconstruction loss, for pictures only; 0: off"""
+    """coefficient of the observation reconstruction loss, for images only; 0: off"""
 
     # differs from ppo_atari_lstm.py: the width fits the heads
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Args(PixelArgs):
         require(divides, f"--trxl-dim must be even, and --trxl-num-heads divide {self.trxl_dim}")
 
 
-# differs from ppo_atari_lstm.py: pictures or vectors, without Atari's wrappers
+# differs from ppo_atari_lstm.py: images or vectors, without Atari's wrappers
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
@@ -106,7 +106,7 @@ def make_env(
         shape = env.observation_space.shape or ()
         dtype = env.observation_space.dtype
         fits = len(shape) != 3 or dtype == np.uint8
-        require(fits, f"--env-id {env_id}: pictures must be of bytes, these, {shape}, are {dtype}")
+        require(fits, f"--env-id {env_id}: images must be of bytes, these, {shape}, are {dtype}")
         if len(shape) == 3 and shape[:2] != (84, 84):
             env = gym.wrappers.ResizeObservation(env, (84, 84))
         elif len(shape) not in (1, 3):  # dicts and the like: one vector each
@@ -172,13 +172,13 @@ class Agent(nn.Module):
         super().__init__()
         shape = envs.single_observation_space.shape
         space = envs.single_action_space
-        self.pictures = len(shape) == 3
+        self.images = len(shape) == 3
         self.action_shape = space.shape
         self.sizes = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))).tolist()
         self.encoding = args.trxl_positional_encoding
         self.length = args.trxl_memory_length
         dim = args.trxl_dim
-        if self.pictures:
+        if self.images:
             conv1 = layer_init(nn.Conv2d(shape[-1], 32, 8, stride=4))
             conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
             conv3 = layer_init(nn.Conv2d(64, 64, 3))
@@ -210,7 +210,7 @@ class Agent(nn.Module):
 
     def features(self, obs: Tensor) -> Tensor:
         """Features of vectors, (..., n), or images: bytes, (..., 84, 84, channels)."""
-        if not self.pictures:
+        if not self.images:
             return self.encoder(obs)
         pixels = obs.flatten(0, -4).permute(0, 3, 1, 2)
         return self.encoder(pixels / 255).unflatten(0, obs.shape[:-3])
@@ -307,7 +307,7 @@ def update(
     the layers' inputs as they were when it was collected; no gradient goes there.
     """
     obs, actions, logprobs, values, advantages, returns, real, steps = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     visible = window(steps, positions, args.trxl_memory_length)
     hidden, _ = agent.attend(obs, memory, positions, visible)
@@ -360,14 +360,14 @@ if __name__ == "__main__":
     require(known, f"--env-id {args.env_id}: actions must be Discrete or MultiDiscrete")
 
     agent = Agent(envs, args).to(device)
-    require(agent.pictures or not args.reconstruction_coef, "--reconstruction-coef needs pictures")
+    require(agent.images or not args.reconstruction_coef, "--reconstruction-coef needs images")
     lr = torch.tensor(args.init_lr, device=device)  # a tensor, as CUDA graphs need
     ent_coef = torch.tensor(args.init_ent_coef, device=device)
     optimizer = optim.AdamW(agent.parameters(), lr, fused=True, capturable=device.type == "cuda")
 
     # differs from ppo_atari_lstm.py: with the transformer's memory
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
-    kind = torch.uint8 if agent.pictures else torch.float32
+    kind = torch.uint8 if agent.images else torch.float32
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, dtype=kind, device=device)
     shape = (args.num_steps, args.num_envs, *agent.action_shape)
     actions = torch.zeros(shape, dtype=torch.long, device=device)

@@ -150,7 +150,7 @@ def update(
 ) -> Losses:
     """One gradient step; returns its loss and the mean predicted Q-value."""
     obs, actions, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     q_values = q_network(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     td_loss = ((q_values - returns).square() * weights).sum()

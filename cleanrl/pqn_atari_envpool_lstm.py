@@ -73,7 +73,7 @@ class Args(LargeArgs):
 def make_env(
     env_id: str, seed: int, idx: int, capture_video: bool, video_folder: str, **env_kwargs: Any
 ) -> Callable:
-    """A function that makes one environment for evaluation, with EnvPool's rules and pictures."""
+    """A function that makes one environment for evaluation, with EnvPool's rules and images."""
 
     def thunk() -> gym.Env:
         game = f"ALE/{name_of_game(env_id)}-v5"
@@ -235,7 +235,7 @@ def update(
 ) -> Losses:
     """One gradient step; returns its loss and the mean predicted Q-value."""
     obs, actions, returns, real, state, sizes = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     q_values = q_network(obs, state, sizes).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     td_loss = ((q_values - returns).square() * weights).sum()

@@ -103,7 +103,7 @@ def init_params(env: Gymnax, seed: int) -> Params:
 
 # differs from ppo_jax.py: 256 units for vectors
 def layer_sizes(obs_shape: tuple[int, ...], outputs: int) -> list[tuple[int, int]]:
-    """(inputs, units) of three layers; of a picture the first one is a convolution."""
+    """(inputs, units) of three layers; of an image the first one is a convolution."""
     if len(obs_shape) == 1:
         return [(obs_shape[0], 256), (256, 256), (256, outputs)]
     height, width, channels = obs_shape
@@ -113,20 +113,20 @@ def layer_sizes(obs_shape: tuple[int, ...], outputs: int) -> list[tuple[int, int
 
 def get_q_values(params: Params, obs: Array) -> Array:
     """The value of every action. LayerNorm keeps learning stable without a target network."""
-    picture = len(params["0.kernel"]) > obs.shape[-1]  # a filter sees all channels of 3 x 3 pixels
-    x = patches(obs, size=3, stride=1) if picture else obs
+    image = len(params["0.kernel"]) > obs.shape[-1]  # a filter sees all channels of 3 x 3 pixels
+    x = patches(obs, size=3, stride=1) if image else obs
     for i in range(2):
         x = x @ params[f"{i}.kernel"] + params[f"{i}.bias"]
-        # over the units of a layer; over the filters at one place of a picture
+        # over the units of a layer; over the filters at one place of an image
         x = jax.nn.standardize(x) * params[f"{i}.scale"] + params[f"{i}.shift"]
         x = jax.nn.relu(x)
-        x = x.reshape(*x.shape[:-3], -1) if picture and i == 0 else x
+        x = x.reshape(*x.shape[:-3], -1) if image and i == 0 else x
     return x @ params["2.kernel"] + params["2.bias"]
 
 
 # differs from ppo_jax.py: greedy in Q-values
 class Agent(Model):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     def act(self, obs: np.ndarray, greedy: bool = True) -> np.ndarray:
         return np.asarray(get_q_values(self.params, jnp.asarray(obs)).argmax(-1))

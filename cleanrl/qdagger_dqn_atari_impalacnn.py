@@ -39,7 +39,7 @@ class Args(PixelArgs):
     learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -210,7 +210,7 @@ def update(
     """One gradient step; returns its losses and the mean predicted Q-value."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
         best_next = target_network(next_obs).amax(1)
         td_target = rewards + args.gamma * best_next * (1 - terminated)
         teacher_logprobs = (teacher(obs) / args.temperature).log_softmax(1)
@@ -332,8 +332,8 @@ if __name__ == "__main__":
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
         # differs from dqn_atari.py: counts the steps of the student
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for step in range(steps + 1, steps + args.num_envs + 1):
             global_step = args.phases["teacher"] + args.offline_steps + step
             learning = step > args.learning_starts

@@ -41,7 +41,7 @@ class Args(RunArgs):
     learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     async_envs: bool = False
     """run each environment in a process of its own"""
     buffer_size: Count = 1_000_000
@@ -166,7 +166,7 @@ def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
 
 
 class Agent(FlaxModel):
-    """What model files hold and evaluations play."""
+    """The agent as model files hold it and evaluations play it."""
 
     @classmethod
     def from_args(cls, envs: gym.vector.VectorEnv, args: Args) -> Self:
@@ -221,7 +221,7 @@ def get_loss(
     params: Params, state: State, args: Args, batch: Batch, taught: Array, distill_coeff: Array
 ) -> tuple[Array, dict]:
     """The loss and metrics; `taught` are the teacher's Q-values."""
-    # Only termination ends the sum of rewards; a truncated episode's next_obs is its own last.
+    # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     q_network = state.q_network.apply_fn
     best_next = q_network(state.target_network, batch.next_obs).max(1)
     td_target = batch.rewards + args.gamma * best_next * (1 - batch.terminated)
@@ -343,8 +343,8 @@ if __name__ == "__main__":
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
         # differs from dqn_atari_jax.py: counts the steps of the student
-        # Learn; a GPU computes while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU computes while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for step in range(steps + 1, steps + args.num_envs + 1):
             global_step = args.phases["teacher"] + args.offline_steps + step
             learning = step > args.learning_starts

@@ -1,4 +1,4 @@
-"""Rainbow for Atari games: pictures and discrete actions.
+"""Rainbow for Atari games: images and discrete actions.
 
 C51 with double Q-learning, a dueling network, noisy layers, n-step returns, prioritised replay.
 
@@ -39,7 +39,7 @@ class Args(PixelArgs):
     learning_rate: NonNegative = 6.25e-5
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     n_atoms: Count = 51
     """number of atoms of the return distribution"""
     v_min: float = -10
@@ -215,7 +215,7 @@ def update(
     obs, next_obs, actions, rewards, discounts, weights = batch
     atoms = q_network.atoms
     with torch.no_grad():
-        best = q_network(next_obs).argmax(1)  # double: the target network evaluates it
+        best = q_network(next_obs).argmax(1)  # the target network evaluates it
         next_probs = target_network.get_logits(next_obs).softmax(-1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
         # rewards are sums over n steps; discounts are gamma^n, or 0 after termination
@@ -293,8 +293,8 @@ if __name__ == "__main__":
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
         # differs from c51_atari.py: beta of the importance-sampling weights; a soft update
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:

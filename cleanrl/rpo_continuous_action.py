@@ -1,4 +1,4 @@
-"""Robust Policy Optimization (RPO): PPO whose update blurs the mean action, to keep exploring.
+"""Robust Policy Optimization (RPO): PPO whose update adds noise to the mean action.
 
     python cleanrl/rpo_continuous_action.py --env-id dm_control/walker-walk-v0
 
@@ -163,7 +163,7 @@ class Agent(nn.Module):
     ) -> tuple[Tensor, ...]:
         obs = self.normalise(obs)
         mean = self.actor(obs)
-        mean = mean + torch.empty_like(mean).uniform_(-alpha, alpha)  # none but in the update
+        mean = mean + torch.empty_like(mean).uniform_(-alpha, alpha)  # alpha is 0 when acting
         z = (actions - mean) / self.logstd.exp()  # of an independent Gaussian
         logprob = (-0.5 * z.square() - self.logstd - 0.5 * log(2 * pi)).sum(-1)
         entropy = (self.logstd + 0.5 * log(2 * pi * e)).sum().expand_as(logprob)
@@ -186,7 +186,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real = minibatch
-    # Means over real transitions: steps that only reset an environment weigh nothing.
+    # Means over real transitions: steps that only reset an environment have weight 0.
     weights = real / real.sum().clamp(min=1)
     newlogprob, entropy, newvalue = agent.get_logprob_entropy_value(obs, actions, args.rpo_alpha)
     logratio = newlogprob - logprobs
@@ -286,7 +286,7 @@ if __name__ == "__main__":
             losses.append(learn(torch.randperm(args.batch_size, device=device), *batch))
             if args.target_kl is not None and losses[-1]["losses/approx_kl"][-1] > args.target_kl:
                 break
-        agent.obs_stats.update(seen[:-1].flatten(0, 1))  # only now: the update used the old ones
+        agent.obs_stats.update(seen[:-1].flatten(0, 1))  # the update used the old ones
 
         residual = (returns - values[:-1])[real > 0]
         metrics = {"charts/learning_rate": lr} | mean_of(losses)

@@ -1,4 +1,4 @@
-"""Soft Actor-Critic (SAC) for Atari games: pictures and discrete actions.
+"""Soft Actor-Critic (SAC) for Atari games: images and discrete actions.
 
     python cleanrl/sac_atari.py --env-id BreakoutNoFrameskip-v4
 
@@ -36,7 +36,7 @@ class Args(PixelArgs):
     total_timesteps: Count = 5_000_000
     """number of environment steps"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory; 1,000,000 take 6.6 GiB"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -193,7 +193,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
         logprobs = agent.actor(next_obs).log_softmax(-1)
         next_q = agent.target_critics(next_obs).amin(0) - agent.log_alpha.exp() * logprobs
         next_value = (logprobs.exp() * next_q).sum(-1)
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
         targets = rewards + args.gamma * (1 - terminated) * next_value
     q = agent.critics(obs).gather(-1, actions.expand(2, -1).unsqueeze(-1)).squeeze(-1)
     losses = squared_error(q, targets).mean(1)
@@ -278,8 +278,8 @@ if __name__ == "__main__":
             policy.start(obs)
 
         # differs from dqn_atari.py: critics, policy and entropy coefficient
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.update_frequency == 0:

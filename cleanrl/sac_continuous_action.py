@@ -37,7 +37,7 @@ class Args(TorchArgs):
     total_timesteps: Count = 1_000_000
     """number of environment steps"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -198,7 +198,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
     """One gradient step of both critics; returns their mean Q-values and their losses."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
         next_actions, next_logprob = agent.actor.sample(next_obs)
         next_q = agent.target_critics(next_obs, next_actions).amin(0)
         next_value = next_q - agent.log_alpha.exp() * next_logprob
@@ -290,8 +290,8 @@ if __name__ == "__main__":
             policy.start(obs)
 
         # differs from td3_continuous_action.py: targets move on their own schedule
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             if global_step > args.learning_starts:
                 learn_q()

@@ -36,7 +36,7 @@ class Args(LargeArgs):
     total_timesteps: Count = 1_000_000
     """number of environment steps"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -269,7 +269,7 @@ def update_critics(agent: Agent, optimizer: optim.Optimizer, args: Args, *batch:
     next_obs = agent.actor.normalise(next_obs)
     rewards = rewards / agent.actor.reward_scale
     with torch.no_grad():
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
         next_actions, next_logprob = agent.actor.sample(next_obs)
         next_logprobs, next_q = agent.target_critics(next_obs, next_actions)
         first_is_lower = (next_q[0] <= next_q[1])[:, None]
@@ -347,8 +347,8 @@ if __name__ == "__main__":
         policy.start(obs)
 
         # differs from sac_continuous_action.py: every network learns in every step
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             if global_step > args.learning_starts:
                 learn()

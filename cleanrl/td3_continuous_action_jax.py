@@ -38,7 +38,7 @@ class Args(RunArgs):
     learning_rate: NonNegative = 3e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 1_000_000
     """number of transitions in the replay memory"""
     gamma: Share = 0.99
@@ -186,13 +186,13 @@ def init(args: Args, envs: gym.vector.VectorEnv) -> State:
 # differs from ddpg_continuous_action_jax.py: two critics, noise on the target policy's actions
 def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array) -> tuple:
     """Sum of both critics' losses, and metrics."""
-    # Clipped noise on the target actions: a peak that few actions reach counts less.
+    # Clipped noise on the target actions averages Q-values over similar actions.
     noise = (args.policy_noise * noise).clip(-args.noise_clip, args.noise_clip)
     target_actor = partial(state.actor.apply_fn, state.target_actor, method="act")
     next_actions = target_actor(batch.next_obs, noise)
     q_values = state.critics.apply_fn
     next_q = q_values(state.target_critics, batch.next_obs, next_actions).min(0)
-    # No bootstrap after termination; the next_obs of a truncated episode is its real last one.
+    # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_q
     q = q_values(critics, batch.obs, batch.actions)  # (2, batch_size)
     values = q.mean(1)
@@ -254,7 +254,7 @@ if __name__ == "__main__":
     ended = envs.ended
     for iteration in range(start, args.num_iterations):
         # Start the updates in the background: one per step of this iteration, from transitions of
-        # earlier iterations; none before --learning-starts. Steps are those of single environments,
+        # earlier iterations; none before --learning-starts. Steps are summed over environments,
         # so --num-envs changes neither the number of updates nor their order.
         begin = iteration * args.iteration_steps
         end = begin + args.iteration_steps

@@ -239,8 +239,8 @@ gym.register("SmallFloatPictures-v0", FloatPictures, kwargs={"size": 20})
 
 
 BAD = {
-    "--env-id FloatPictures-v0": "--env-id FloatPictures-v0: pictures must be of bytes",
-    "--env-id SmallFloatPictures-v0": "--env-id SmallFloatPictures-v0: pictures must be of bytes",
+    "--env-id FloatPictures-v0": "--env-id FloatPictures-v0: images must be of bytes",
+    "--env-id SmallFloatPictures-v0": "--env-id SmallFloatPictures-v0: images must be of bytes",
     "--trxl-num-heads 5": "--trxl-num-heads",
     "--trxl-memory-length 0": "--trxl-memory-length",
     "--num-minibatches 3": "--num-minibatches",

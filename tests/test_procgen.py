@@ -114,7 +114,7 @@ def test_one_of_a_pool_plays_as_the_pool_does() -> None:
     "flags, complaint",
     [
         ("--env-id starpilt", "nearest names: StarpilotEasy-v0"),
-        ("--env-id CartPole-v1", "needs pictures and discrete actions"),
+        ("--env-id CartPole-v1", "needs images and discrete actions"),
         ("--num-minibatches 7", "--num-minibatches must divide"),
         ("--total-timesteps 100", "--total-timesteps must be at least"),
     ],

@@ -188,7 +188,7 @@ def test_the_settings_of_a_run(
         " --prioritized-replay-alpha 0.7 --prioritized-replay-eps 0.01 --tau 0.25"
         " --target-network-frequency 20",
     )
-    # Steps of single environments count, however many there are.
+    # Steps are summed over environments.
     assert betas == pytest.approx([0.1 + 0.9 * step / 90 for step in range(10, 91, 10)])
     num_parameters = len(list(done.variables["q_network"].parameters()))
     assert copied == [0.25] * 4 * num_parameters  # after 20, 40, 60 and 80 steps

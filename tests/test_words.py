@@ -70,7 +70,7 @@ OTHER_MEANINGS = [
     ),
     (
         "num_envs",
-        "number of parallel environments; other settings count steps of single environments",
+        "number of parallel environments; other settings count steps summed over environments",
         "dqn* c51* rainbow_* sac_* td3_* ddpg_* qdagger_* tqc_* simbav2_* crossq_* droq_*",
     ),
     (

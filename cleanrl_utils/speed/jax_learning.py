@@ -219,7 +219,7 @@ class BackgroundTraining(Training):
 
 
 def steps_per_iteration(args: Any, *frequencies: str) -> int:
-    """Steps of single environments per iteration, that is per start of a BackgroundTraining.
+    """Steps of all environments per iteration, that is per start of a BackgroundTraining.
 
     Refuses settings below it, and a frequency of which it is neither multiple nor divisor: the
     schedule of updates would differ between iterations, and each schedule is compiled anew."""

@@ -35,7 +35,7 @@ class Args(TorchArgs):
     learning_rate: NonNegative = 2.5e-4
     """learning rate of Adam"""
     num_envs: Count = 1
-    """number of parallel environments; other settings count steps of single environments"""
+    """number of parallel environments; other settings count steps summed over environments"""
     buffer_size: Count = 10_000
     """number of transitions in the replay memory"""
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -123,7 +123,7 @@ def update(
     """One gradient step; returns its loss and the mean predicted Q-value."""
     obs, next_obs, actions, rewards, terminated = batch
     with torch.no_grad():
-        # Only termination stops the bootstrap; a truncated episode has its own last next_obs.
+        # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
         next_quantiles = target_network(next_obs)
         best = next_quantiles.mean(-1).argmax(1)
         best_next = next_quantiles.take_along_dim(best[:, None, None], 1).squeeze(1)
@@ -190,8 +190,8 @@ if __name__ == "__main__":
         if explore.any():
             actions[explore] = rng.integers(envs.single_action_space.n, size=explore.sum())
 
-        # Learn; a GPU does so while the environments step. Steps of single environments count, so
-        # that --num-envs changes neither the number of updates nor their order.
+        # Learn; a GPU does so while the environments step. Steps are summed over environments, so
+        # --num-envs changes neither the number of updates nor their order.
         for global_step in range(steps + 1, steps + args.num_envs + 1):
             learning = global_step > args.learning_starts
             if learning and global_step % args.train_frequency == 0:
