@@ -99,13 +99,12 @@ def in_process(*words: Any, threads: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def measure_script(
-    name: str, threads: int, extra: str, env_id: str = ""
-) -> tuple[float, dict, dict]:
-    """Steps per second of the last 60% of a run; its run.json and finished.json."""
+def run_script(
+    name: str, steps: int, threads: int, extra: str = "", env_id: str = ""
+) -> tuple[list[tuple[int, float]], dict, dict]:
+    """Run a script; the steps and seconds at which it logged, its run.json and finished.json."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
-        steps = case.steps * (10 if has_gpu() else 1)
         command = [sys.executable, str(ROOT / "cleanrl" / f"{name}.py")]
         command += ["--env-id", env_id or case.env_id, "--total-timesteps", str(steps)]
         command += ["--checkpoints", "0", *case.flags.split(), *extra.split()]
@@ -120,6 +119,15 @@ def measure_script(
             points = [(int(row["step"]), float(row["seconds"])) for row in csv.DictReader(file)]
         started = json.loads((path.parent / "run.json").read_text())
         finished = json.loads((path.parent / "finished.json").read_text())
+    return points, started, finished
+
+
+def measure_script(
+    name: str, threads: int, extra: str, env_id: str = ""
+) -> tuple[float, dict, dict]:
+    """Steps per second of the last 60% of a run; its run.json and finished.json."""
+    steps = CASES[name].steps * (10 if has_gpu() else 1)
+    points, started, finished = run_script(name, steps, threads, extra, env_id)
     last = max(points)
     warm = min(point for point in points if point[0] >= 0.4 * last[0])
     return (last[0] - warm[0]) / (last[1] - warm[1]), started, finished

@@ -1,4 +1,4 @@
-"""benchmark/speed.py: figures that are kept, and the check that compares with them."""
+"""benchmark/speed.py: figures that are kept, and the check that compares with them; memory.py."""
 
 import importlib.util
 import sys
@@ -101,3 +101,23 @@ def test_the_page_shows_the_share_of_the_limit_and_the_other_libraries(speed) ->
 
 def test_the_page_reads_the_committed_figures() -> None:
     assert "`ppo`" in pages_speed.speed_tables()
+
+
+def test_memory_that_grows_with_the_steps_is_named(speed, monkeypatch, capsys) -> None:
+    spec = importlib.util.spec_from_file_location("memory_check", ROOT / "benchmark/memory.py")
+    assert spec and spec.loader
+    memory = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(memory)
+
+    def run_script(name: str, steps: int, threads: int) -> tuple[list, dict, dict]:
+        growth = steps // 10_000 if name == "dqn" else 0
+        return [], {}, {"peak_memory_mb": 300 + growth}
+
+    monkeypatch.setattr(memory, "run_script", run_script)
+    monkeypatch.setattr(sys, "argv", ["memory.py", "ppo", "dqn"])
+    with pytest.raises(Stopped):
+        memory.main()
+    printed = capsys.readouterr()
+    assert "| ppo | 300 | 300 | +0 |" in printed.out
+    assert "| dqn | 310 | 400 | +90 |" in printed.out
+    assert printed.err == "error: memory grew by more than 20 MB: dqn\n"
