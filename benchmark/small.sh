@@ -44,9 +44,9 @@ run RoadRunnerNoFrameskip-v4 c51_atari_jax.py --exp-name c51_atari_jax_small $fe
     --total-timesteps 50000 --buffer-size 50000
 run RoadRunnerNoFrameskip-v4 rainbow_atari.py --exp-name rainbow_atari_small $few $explore \
     --total-timesteps 50000 --buffer-size 50000 --learning-rate 2.5e-4 --torch-threads 1
-run RoadRunnerNoFrameskip-v4 sac_atari.py --exp-name sac_atari_small --total-timesteps 100000 \
-    --buffer-size 100000 --learning-starts 2000 --target-network-frequency 500 --batch-size 32 \
-    --no-autotune --alpha 0.03 --torch-threads 1 --save-model
+run RoadRunnerNoFrameskip-v4 sac_atari.py --exp-name sac_atari_small --total-timesteps 80000 \
+    --buffer-size 80000 --learning-starts 2000 --target-network-frequency 500 --batch-size 32 \
+    --no-autotune --alpha 0.003 --torch-threads 1 --save-model
 
 # students of the models of dqn_atari_small and dqn_atari_jax_small
 few="--teacher-steps 10000 --teacher-eval-episodes 5 --buffer-size 20000 --learning-starts 500"
