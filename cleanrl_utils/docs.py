@@ -23,7 +23,8 @@ __all__ = ["on_files", "on_page_content", "on_page_markdown"]  # mkdocs finds th
 @dataclass
 class DocsArgs:
     gif: tuple[str, ...] = ()
-    """folders of runs: record videos of their models; unset: write the README's table and curves"""
+    """folders of runs, or models of the zoo: record videos of them; unset: write the README's table
+    and curves"""
 
 
 def main(args: DocsArgs) -> None:

@@ -29,6 +29,7 @@ from cleanrl_utils.errors import BadInput
 from cleanrl_utils.pages import code, diffs, films, notes, overview, readme, results, scripts, tags
 from cleanrl_utils.pages.site import Site
 from cleanrl_utils.running.evaluation import import_script
+from cleanrl_utils.running.zoo import read_zoo
 
 CHROMIUM = Path("/usr/bin/chromium")
 README = ROOT / "README.md"
@@ -301,7 +302,8 @@ def test_pictures_are_made_by_commands(train: Callable, tmp_path: Path) -> None:
     done = train("ppo", "--total-timesteps 512 --num-steps 32 --save-model --eval-episodes 1")
     folder, strip = tmp_path / "films", tmp_path / "strip.gif"
     path, *_ = films.make_films([str(done.folder)] * 2, folder, strip)
-    assert path.name == "ppo__CartPole-v1.gif" and path.read_bytes()[:3] == b"GIF"
+    assert path.name == "ppo__CartPole-v1.webp" and path.read_bytes()[8:12] == b"WEBP"
+    assert strip.read_bytes()[:3] == b"GIF"
     assert 1000 < path.stat().st_size < 500_000 and strip.stat().st_size < 1_500_000
     (film,) = films.read_films(folder)
     assert (film.script, film.env_id, film.steps) == ("ppo", "CartPole-v1", 512)
@@ -312,15 +314,29 @@ def test_pictures_are_made_by_commands(train: Callable, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as bad:
         films.make_films([str(tmp_path)], folder, strip)
     assert bad.value.message == f"--gif {tmp_path}: has no model; train with --save-model"
+    with pytest.raises(BadInput) as bad:
+        films.make_films(["nothing"], folder, strip)
+    assert bad.value.message == "--gif nothing: no such folder or model of the zoo"
+
+
+def test_every_model_of_the_zoo_has_a_film(tmp_path: Path) -> None:
+    kept = {model.name: model for model in read_zoo()}
+    filmed = {Path(film.file).stem: film for film in films.read_films()}
+    assert kept.keys() <= filmed.keys()
+    for name, model in kept.items():
+        assert filmed[name].command == model.command, name
+    name = "ppo__CartPole-v1"
+    films.make_films([name], tmp_path)
+    assert films.read_films(tmp_path)[0].command == kept[name].command
 
 
 @one_build
 def test_films_stand_among_the_results_of_their_script(site: Path) -> None:
     shown = films.read_films()
     assert shown and [film.env_id for film in films.read_strip()]
+    pages = "".join(page.read_text() for page in sorted((site / "rl-algorithms").glob("*.html")))
     for film in shown:
-        page = (site / scripts.read_scripts()[film.script].page).with_suffix(".html").read_text()
-        (figure,) = re.findall(rf'<figure class="film"[^>]*>.*?{film.file}.*?</figure>', page)
+        (figure,) = re.findall(rf'<figure class="film"[^>]*>.*?{film.file}.*?</figure>', pages)
         assert f"{film.episodic_return:,.0f}" in figure and film.env_id in figure
     for kind in ("mp4", "webm"):
         moved = dataclasses.replace(shown[0], file=f"x.{kind}")

@@ -1,6 +1,7 @@
 """Videos of trained agents with their returns, and a strip of several agents.
 
-    python -m cleanrl_utils.docs --gif runs/NAME              # docs/assets/films/SCRIPT__ENV.gif
+    python -m cleanrl_utils.docs --gif runs/NAME              # docs/assets/films/SCRIPT__ENV.webp
+    python -m cleanrl_utils.docs --gif ppo__CartPole-v1       # the same, of a model of the zoo
     python -m cleanrl_utils.docs --gif runs/A runs/B runs/C   # the same, and docs/assets/agents.gif
 
 Beside each video is a JSON file with the return of the episode and the command that trained the
@@ -19,6 +20,7 @@ import numpy as np
 
 from cleanrl_utils.errors import require
 from cleanrl_utils.pages.scripts import ROOT
+from cleanrl_utils.running.zoo import model_of, read_zoo, zoo_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +35,8 @@ WIDTH = 240  # pixels of a video
 HEIGHT = 170  # pixels of a strip, without its captions
 CAPTION = 18  # pixels of a caption
 GAP = 6  # pixels between the agents of a strip
-PALETTE = 64  # colours of a GIF
+QUALITY = 60  # of a video, of 100
+COLOURS = 64  # of the strip
 
 
 @dataclass
@@ -66,21 +69,21 @@ def read_strip(path: Path = STRIP) -> list[Film]:
     return [Film(**fact) for fact in json.loads(facts.read_text())] if facts.exists() else []
 
 
-def make_films(runs: list[str], folder: Path = FILMS, strip: Path = STRIP) -> list[Path]:
-    """Record the saved models of these runs, one episode each; several also make a strip."""
+def make_films(names: list[str], folder: Path = FILMS, strip: Path = STRIP) -> list[Path]:
+    """Record the models of these runs, or of the zoo, one episode each; several make a strip."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     films = []
     pictures = []
-    for run in runs:
-        film, frames = film_run(Path(run))
+    for name in names:
+        film, frames = film_model(name)
         path = folder / film.file
-        save_gif(path, [fit(frame, width=WIDTH) for frame in frames])
+        save_film(path, [fit(frame, width=WIDTH) for frame in frames])
         path.with_suffix(".json").write_text(json.dumps(asdict(film), indent=1) + "\n")
         paths.append(path)
         films.append(film)
         pictures.append(frames)
-    if len(runs) > 1:
+    if len(names) > 1:
         save_gif(strip, side_by_side(pictures, films))
         facts = [asdict(film) for film in films]
         strip.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -88,16 +91,13 @@ def make_films(runs: list[str], folder: Path = FILMS, strip: Path = STRIP) -> li
     return paths
 
 
-def film_run(run: Path) -> tuple[Film, list["Image"]]:
-    """Record the median of EPISODES greedy episodes of a run's model; returns facts and frames."""
-    from cleanrl_utils.analysis import tables
-    from cleanrl_utils.running import evaluation, folder
+def film_model(name: str) -> tuple[Film, list["Image"]]:
+    """Record the median of EPISODES greedy episodes of a model; returns facts and frames. The name
+    is that of a run's folder or of a model of the zoo."""
+    from cleanrl_utils.running import evaluation
 
-    require(run.is_dir(), f"--gif {run}: no such folder")
-    models = folder.find_models(run)
-    require(bool(models), f"--gif {run}: has no model; train with --save-model")
-    record = folder.read_record(run, "--gif")
-    agent, args, module = evaluation.load_model(models[0])
+    model, facts = model_of_run(Path(name)) if Path(name).is_dir() else model_of_zoo(name)
+    agent, args, module = evaluation.load_model(model)
     make_env = partial(module.make_env, **args.env_settings)
     play = partial(evaluation.play, make_env=make_env, env_id=args.env_id)
     policy = evaluation.as_policy(agent)
@@ -108,10 +108,31 @@ def film_run(run: Path) -> tuple[Film, list["Image"]]:
         (score,) = play(policy, episodes=1, seed=seed, video=True, video_folder=place)
         (video,) = Path(place).rglob("*.mp4")
         frames = read_frames(video)
-    facts: dict[str, Any] = {"script": record["script"], "env_id": args.env_id, "seed": args.seed}
-    facts |= {"steps": args.total_timesteps, "episodic_return": round(float(score), 2)}
-    name = f"{record['script']}__{args.env_id.replace('/', '_')}.gif"
-    return Film(file=name, **facts, command=tables.command(record)), frames
+    file = f"{zoo_name(facts['script'], facts['env_id'])}.webp"
+    return Film(file=file, episodic_return=round(float(score), 2), **facts), frames
+
+
+def model_of_run(run: Path) -> tuple[Path, dict[str, Any]]:
+    """The model of a run, and what its film says about it."""
+    from cleanrl_utils.analysis import tables
+    from cleanrl_utils.running import folder
+
+    models = folder.find_models(run)
+    require(bool(models), f"--gif {run}: has no model; train with --save-model")
+    record = folder.read_record(run, "--gif")
+    args = record["args"]
+    facts = {"script": record["script"], "env_id": args["env_id"], "seed": args["seed"]}
+    facts |= {"steps": args["total_timesteps"], "command": tables.command(record)}
+    return models[0], facts
+
+
+def model_of_zoo(name: str) -> tuple[Path, dict[str, Any]]:
+    """The model of the zoo with this name, and what its film says about it."""
+    kept = {model.name: model for model in read_zoo()}
+    require(name in kept, f"--gif {name}: no such folder or model of the zoo")
+    facts = asdict(kept[name])
+    said = ("script", "env_id", "seed", "steps", "command")
+    return model_of(name), {key: facts[key] for key in said}
 
 
 def read_frames(video: Path) -> list["Image"]:
@@ -159,14 +180,21 @@ def fit(image: "Image", width: int = 0, height: int = 0) -> "Image":
     return image.resize((round(height * image.width / image.height), height))
 
 
+def save_film(path: Path, frames: list["Image"]) -> None:
+    """Save a looping WebP, which takes a fifth of a GIF's space and has all colours."""
+    options: dict[str, Any] = {"duration": round(1000 / FPS), "loop": 0, "quality": QUALITY}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frames[0].save(path, save_all=True, append_images=frames[1:], **options)
+
+
 def save_gif(path: Path, frames: list["Image"]) -> None:
     """Save a looping GIF; all frames have one palette, so that equal pixels take no space."""
     from PIL.Image import Dither
 
-    palette = frames[len(frames) // 2].quantize(PALETTE)
+    palette = frames[len(frames) // 2].quantize(COLOURS)
     small = [frame.quantize(palette=palette, dither=Dither.NONE) for frame in frames]
-    path.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"duration": round(1000 / FPS), "loop": 0, "optimize": False}
+    path.parent.mkdir(parents=True, exist_ok=True)
     small[0].save(path, save_all=True, append_images=small[1:], **options)
 
 

@@ -5,6 +5,7 @@ import logging
 import posixpath
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from cleanrl_utils.pages import (
@@ -195,7 +196,7 @@ class Site:
             cells = [f"`{x.name}`", f"{x.episodic_return:,.1f}", str(x.episodes), f"{x.steps:,}"]
             rows.append(f"| {' | '.join([*cells, results.command_html(x.command)])} |")
         names = {x.name for x in kept}
-        shown = [film for film in self.films if film.file.removesuffix(".gif") in names]
+        shown = [film for film in self.films if Path(film.file).stem in names]
         return "\n".join(rows) + "\n\n" + self.keep_films(shown)
 
     def make_source(self, scripts: list[Script], what: str | None) -> str:
