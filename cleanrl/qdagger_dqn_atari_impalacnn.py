@@ -265,8 +265,8 @@ if __name__ == "__main__":
     q_values = inference(q_network, device, args)
     losses = Means()
     distill_coeff = torch.full((), args.distill_weight, device=device)
-    step = partial(update, q_network, target_network, teacher, optimizer, distill_coeff, args)
-    train = accelerate(step, device, args)
+    student = partial(update, q_network, target_network)
+    train = accelerate(partial(student, teacher, optimizer, distill_coeff, args), device, args)
 
     @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
     def learn() -> None:
