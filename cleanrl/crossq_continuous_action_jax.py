@@ -286,9 +286,9 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = ReplayMemory(args.buffer_size, envs, collect_steps=args.learn_every)
-    first_state = partial(init, args, envs)
-    next_state = partial(update, args)
-    training = BackgroundTraining(first_state, next_state, memory, args.batch_size, noises=2)
+    init_state = partial(init, args, envs)
+    update_state = partial(update, args)
+    training = BackgroundTraining(init_state, update_state, memory, args.batch_size, noises=2)
     low = envs.action_space.low
     high = envs.action_space.high
     rng = np.random.default_rng(args.seed)

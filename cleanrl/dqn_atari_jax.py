@@ -196,9 +196,9 @@ if __name__ == "__main__":
 
     agent = Agent.from_args(envs, args)
     memory = FrameMemory(args.buffer_size, envs)
-    first_state = partial(init, args, envs)
-    next_state = partial(update, args)
-    training = Training(first_state, next_state, memory, args.batch_size)
+    init_state = partial(init, args, envs)
+    update_state = partial(update, args)
+    training = Training(init_state, update_state, memory, args.batch_size)
     act = training.policy(greedy_actions)
     follow = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
