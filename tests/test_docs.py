@@ -254,6 +254,13 @@ def test_one_seed_has_no_deviation() -> None:
     assert all(("±" in x.score()) == (x.seeds > 1) for x in results.read_groups())
 
 
+def test_greedy_returns_are_shown_with_their_range() -> None:
+    one = {"seed": 1, "greedy_returns": [90.0, 110.0]}
+    group = results.Group("ppo", "ppo", "CartPole-v1", 100, [one, {"seed": 2}])
+    assert group.greedy() == "100.00 (90 to 110)"
+    assert results.Group("ppo", "ppo", "CartPole-v1", 100, [{"seed": 2}]).greedy() == ""
+
+
 @pytest.mark.parametrize("count", [1, 8, 20, 45])
 def test_colours_do_not_repeat(count: int) -> None:
     found = palette.colors(count)

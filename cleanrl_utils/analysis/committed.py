@@ -121,8 +121,8 @@ def export(path: Path, where: Sequence[str] = (), folder: Path = COMMITTED) -> p
         data = read_many(runs)
     else:
         data = load(folder=folder)
-        for column in data.columns.intersection(["versions", "settings"]):
-            data[column] = data[column].map(json.dumps)  # runs have different packages and flags
+        for column in data.columns.intersection(["versions", "settings", "greedy_returns"]):
+            data[column] = data[column].map(json.dumps)  # of different lengths
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         data.to_parquet(path, index=False)

@@ -99,6 +99,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
     git = record.get("git", {})
     library = record.get("library", {})  # if it is of another checkout than the script
     versions = record.get("versions", {})
+    greedy = run_folder.read_summary(run.folder).get("eval_returns", [])
     return {
         "script": record["script"],
         "exp_name": args["exp_name"],
@@ -109,6 +110,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
         "episodes": int(metrics.tag.str.startswith(tag).sum()),  # counts each player's
         "final_return": round(float(returns[-LAST:].mean()), 3) if len(returns) else np.nan,
         "best_return": round(best_window(returns), 3) if len(returns) else np.nan,
+        "greedy_returns": [round(float(value), 3) for value in greedy],  # after training
         "commit": git.get("commit", "")[:12],
         "dirty": git.get("dirty", False) or library.get("dirty", False),
         "code": grouping.code_version(record),

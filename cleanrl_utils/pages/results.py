@@ -20,8 +20,9 @@ Curve = list[list[float]]  # steps, minutes, returns
 
 EXPLAIN = """*Ours* is the mean over seeds of each run's mean return over its last 100 training
 episodes, ± the standard deviation over seeds (none for one seed). *Best* takes each run's best 100
-consecutive episodes instead. *The original's* are the published returns of the original CleanRL,
-in the charts as dashed lines."""
+consecutive episodes instead. *Greedy* is the mean return of the greedy policy after training, with
+its worst and best episode, where the run saved a model. *The original's* are the published returns
+of the original CleanRL, in the charts as dashed lines."""
 NO_RUN = "No run of ours is in `benchmark/results` yet."
 EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are those of the original CleanRL."
 
@@ -67,6 +68,13 @@ class Group:
     def best(self) -> str:
         best = self.column("best_return")
         return f"{statistics.fmean(best):,.2f}" if best else "–"
+
+    def greedy(self) -> str:
+        """Mean return of the greedy policies after training, lowest and highest episode."""
+        returns = [value for run in self.runs for value in run.get("greedy_returns", [])]
+        if not returns:
+            return ""
+        return f"{statistics.fmean(returns):,.2f} ({min(returns):,.0f} to {max(returns):,.0f})"
 
     def minutes(self) -> str:
         return f"{statistics.fmean(self.column('seconds')) / 60:,.1f}"
@@ -149,19 +157,19 @@ def shortfall(group: Group, rows: list[dict[str, str]]) -> str:
 def results_table(script: str, groups: list[Group], published: Published) -> tuple[str, str]:
     """Our results of a script, and published results of other environments, collapsed if many."""
     theirs = {env_id: rows for (name, env_id), rows in published.items() if name == script}
-    head = ["| environment | ours | best | seeds | steps | minutes | the original's |"]
-    head.append("|-|-|-|-|-|-|-|")
+    head = ["| environment | ours | best | greedy | seeds | steps | minutes | the original's |"]
+    head.append("|-|-|-|-|-|-|-|-|")
     rows = []
     for group in groups:
         name = "" if group.name == script else f" (`{group.name}`)"
-        cells = [f"`{group.env_id}`{name}", group.score(), group.best(), str(group.seeds)]
-        cells += [f"{group.steps:,}", group.minutes()]
+        cells = [f"`{group.env_id}`{name}", group.score(), group.best(), group.greedy()]
+        cells += [str(group.seeds), f"{group.steps:,}", group.minutes()]
         there = theirs.get(group.env_id, [])
         cells.append(cite(there, group.steps) + shortfall(group, there))
         rows.append(f"| {' | '.join(cells)} |")
     done = {group.env_id for group in groups}
     left = [
-        f"| `{env_id}` | not run yet | | | | | {cite(rows)} |"
+        f"| `{env_id}` | not run yet | | | | | | {cite(rows)} |"
         for env_id, rows in theirs.items()
         if env_id not in done
     ]
