@@ -44,11 +44,13 @@ run RoadRunnerNoFrameskip-v4 c51_atari_jax.py --exp-name c51_atari_jax_small $fe
     --total-timesteps 50000 --buffer-size 50000
 run RoadRunnerNoFrameskip-v4 rainbow_atari.py --exp-name rainbow_atari_small $few $explore \
     --total-timesteps 50000 --buffer-size 50000 --learning-rate 2.5e-4 --torch-threads 1
-run RoadRunnerNoFrameskip-v4 sac_atari.py --exp-name sac_atari_small --total-timesteps 80000 \
-    --buffer-size 80000 --learning-starts 2000 --target-network-frequency 500 --batch-size 32 \
-    --no-autotune --alpha 0.003 --torch-threads 1 --save-model
+run CrazyClimberNoFrameskip-v4 sac_atari.py --exp-name sac_atari_small --total-timesteps 50000 \
+    --buffer-size 50000 --learning-starts 2000 --target-network-frequency 500 --batch-size 32 \
+    --no-autotune --alpha 0.05 --torch-threads 1 --save-model
+run RoadRunnerNoFrameskip-v4 dqn_atari_jax.py --exp-name qdagger_jax_teacher $few $explore \
+    --total-timesteps 100000 --buffer-size 100000 --learning-rate 2.5e-4
 
-# students of the models of dqn_atari_small and dqn_atari_jax_small
+# students of the models of dqn_atari_small and qdagger_jax_teacher
 few="--teacher-steps 10000 --teacher-eval-episodes 5 --buffer-size 20000 --learning-starts 500"
 few="$few --target-network-frequency 500 --learning-rate 2.5e-4 --save-model"
 teacher() {
@@ -59,7 +61,7 @@ run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_impalacnn.py --exp-name qdagger_s
     --teacher-model "$(teacher dqn_atari_small)"
 run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_jax_impalacnn.py --exp-name qdagger_jax_small \
     $few --offline-steps 2000 --total-timesteps 10000 --batch-size 16 \
-    --teacher-model "$(teacher dqn_atari_jax_small)"
+    --teacher-model "$(teacher qdagger_jax_teacher)"
 
 # continuous control
 run Pendulum-v1 droq_continuous_action.py --exp-name droq_small \
