@@ -201,6 +201,11 @@ def test_numpy_leaves_what_it_cannot_compute_to_the_compiler() -> None:
     one_part = lambda params, x: jnp.split(x, 1, 1)[0] * params["scale"]  # noqa: E731
     assert in_numpy(one_part)(params, x).shape == x.shape
 
+    def loop(params: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda x, _: (x * params["scale"], None), x, length=3)[0]
+
+    np.testing.assert_allclose(in_numpy(loop)(params, x), 8 * x, rtol=1e-6)
+
 
 @pytest.mark.parametrize("num_envs, capacity", [(1, 7), (3, 40)])
 def test_frames_are_those_of_torch(num_envs: int, capacity: int, monkeypatch) -> None:

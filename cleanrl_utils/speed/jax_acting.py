@@ -91,6 +91,7 @@ OPERATIONS: dict[str, Callable] = {
     "argmax": lambda axes, **_: lambda x: x.argmax(*axes),
 }
 PLAIN_PRODUCT = (((1,), (0,)), ((), ()))  # x @ y of two matrices
+CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call"}  # a function once, unlike scan
 
 
 def numpy_operation(primitive: str, settings: dict[str, Any]) -> Callable | None:
@@ -143,8 +144,8 @@ class Program:
 
         for equation in jaxpr.eqns:
             read_from = [place_of(variable) for variable in equation.invars]
-            inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-            if inner is not None:  # a function within the function, say relu
+            if equation.primitive.name in CALLS:  # a function within the function, say relu
+                inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
                 write_to = self.add_function(inner.jaxpr, inner.consts, read_from)
             else:
                 write_to = self.add_operation(equation, read_from)
