@@ -188,11 +188,12 @@ def test_the_demo_plays_the_run_it_has_trained(tmp_path: Path) -> None:
     assert (run / "curve.png").exists() and list(tmp_path.glob(f"videos/{run.name}-enjoy/*.mp4"))
 
 
-def test_videos_need_no_screen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["ppo__CartPole-v1", "ppo_jax__Acrobot-v1"])
+def test_videos_need_no_screen(model: str, tmp_path: Path) -> None:
     """SDL would print an error on a machine without one."""
     screen = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")
     env = {name: value for name, value in os.environ.items() if name not in screen}
-    command = [sys.executable, "-m", "cleanrl_utils.enjoy", "ppo__CartPole-v1"]
+    command = [sys.executable, "-m", "cleanrl_utils.enjoy", model]
     command += ["--eval-episodes", "1", "--capture-video"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=env

@@ -13,8 +13,6 @@ import contextlib
 import difflib
 import functools
 import io
-import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cleanrl_utils.environments.making import record_video
+from cleanrl_utils.environments.making import record_video, render_without_screen
 from cleanrl_utils.errors import BadInput, missing_package, require
 
 PALETTE = np.array(  # of MinAtar's channels; the background is black
@@ -87,7 +85,7 @@ class Gymnax:
             from gymnax.visualize.vis_gym import get_gym_state
 
             if not hasattr(self, "screen"):
-                os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
+                render_without_screen()
                 self.screen = gym.make(self.env_id, render_mode="rgb_array").unwrapped
                 self.screen.reset()
             self.screen.state = get_gym_state(state, self.env_id)
@@ -167,14 +165,13 @@ class Brax:
         return self.draw(self.env.sys.mj_model, {"qpos": physics.q, "qvel": physics.qd})
 
     def draw(self, model: Any, data: dict[str, Array]) -> np.ndarray:
-        """A picture of MuJoCo's `model` with these arrays of its state. Its first camera, if it has
-        one, follows the robot."""
+        """A picture of MuJoCo's `model` with these arrays of its state, by its first camera, which
+        follows the robot, or by a free one if it has none."""
         import mujoco
         from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer
 
         if not hasattr(self, "screen"):
-            if sys.platform == "linux" and "DISPLAY" not in os.environ:
-                os.environ.setdefault("MUJOCO_GL", "egl")  # pictures without a screen
+            render_without_screen()
             self.body = mujoco.MjData(model)
             self.screen = OffScreenViewer(model, self.body, 320, 240)
         for name, array in data.items():

@@ -32,11 +32,7 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
     cannot = f"--capture-video: {env_id} cannot be recorded"
     if video_folder is not None:
         kwargs["render_mode"] = "rgb_array"
-        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
-        if sys.platform == "linux" and "DISPLAY" not in os.environ:
-            os.environ.setdefault("MUJOCO_GL", "egl")  # render without a screen
-            if "WAYLAND_DISPLAY" not in os.environ:
-                os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would complain
+        render_without_screen()
     try:
         env = gym.make(env_id, **kwargs)
         if video_folder is None:
@@ -55,6 +51,15 @@ def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> 
         if named:
             raise BadInput(f"--env-kwargs: {env_id} does not accept it: {error}") from None
         raise
+
+
+def render_without_screen() -> None:
+    """Let pygame and MuJoCo render on a machine without a screen or sound card."""
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card
+    if sys.platform == "linux" and "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        if "WAYLAND_DISPLAY" not in os.environ:
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame prints an error
 
 
 class Film(gym.wrappers.RecordVideo):
