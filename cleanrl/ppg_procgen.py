@@ -67,7 +67,7 @@ class Args(LargeArgs):
     beta_clone: NonNegative = 1.0
     """coefficient of the behavioural cloning loss in the auxiliary phase"""
     num_aux_rollouts: Count = 4
-    """number of rollouts of one environment per minibatch of the auxiliary phase, capped at all"""
+    """number of single-environment rollouts per minibatch of the auxiliary phase (at most all)"""
     n_aux_grad_accum: Count = 1
     """number of minibatches per gradient step of the auxiliary phase (gradient accumulation)"""
 
@@ -266,7 +266,7 @@ def update(
         v_error = larger(v_error, squared_error(clipped_value, returns))
     v_loss = 0.5 * (v_error * weights).sum()
     entropy = (entropy * weights).sum()
-    # The networks share no parameters. One that is not trained has no gradient: Adam skips it.
+    # The two losses share no parameters, and Adam skips parameters that have no gradient.
     optimizer.zero_grad()
     if train_policy:
         (pg_loss - args.ent_coef * entropy).backward()

@@ -278,7 +278,7 @@ def iterate(env: Brax, args: Args, starts: Episode, carry: tuple, x: None) -> tu
     explained = 1 - advantages.var(ddof=1) / (returns.var(ddof=1) + 1e-8)
     metrics = dict(zip(TAGS, [*jnp.average(losses, 0, taken), explained, lr]))
     new = {"params": carry[0], "moments": carry[1], "key": key, "iteration": train["iteration"] + 1}
-    # only now: acting and learning normalise observations alike
+    # after learning, which thus normalises observations as acting did
     obs_stats = update_stats(train["obs_stats"], raw_obs.reshape(-1, raw_obs.shape[-1]))
     new |= {"obs_stats": obs_stats, "return_stats": return_stats}
     return (new, episodes), (metrics, step.episodic_return, step.episodic_length)

@@ -115,7 +115,7 @@ def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
     return layer
 
 
-# differs from ppo_continuous_action.py: three layers with ELU
+# differs from ppo_continuous_action.py: 256 units per layer
 def mlp(inputs: int, outputs: int, std: float) -> nn.Sequential:
     first = layer_init(nn.Linear(inputs, 256))
     second = layer_init(nn.Linear(256, 256))

@@ -246,7 +246,8 @@ def iterate(env: Gymnax, args: Args, carry: tuple, x: None) -> tuple[tuple, tupl
     minibatches = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[indices], batch)
     ends_epoch = jnp.arange(1, len(indices) + 1) % args.num_minibatches == 0
     remaining = 1 - train["iteration"] / args.num_iterations if args.anneal_lr else 1.0
-    learn = partial(update, args, lr := jnp.float32(args.learning_rate * remaining))
+    lr = jnp.float32(args.learning_rate * remaining)
+    learn = partial(update, args, lr)
     carry = params, train["moments"], jnp.bool(True)
     carry, (losses, taken) = jax.lax.scan(learn, carry, (minibatches, ends_epoch))
 

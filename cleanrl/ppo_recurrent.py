@@ -182,7 +182,7 @@ def gae(rewards: Tensor, values: Tensor, terminated: Tensor, done: Tensor, args:
     return advantages
 
 
-# differs from ppo_atari_lstm.py: takes the hidden states of two networks
+# differs from ppo_atari_lstm.py: sequences with their observations, which hold the masks
 def update(agent: Agent, optimizer: optim.Optimizer, args: Args, *minibatch: Tensor) -> Losses:
     """One gradient step; returns the losses and diagnostics of its minibatch."""
     obs, actions, logprobs, values, advantages, returns, real, state, first = minibatch
@@ -236,7 +236,7 @@ if __name__ == "__main__":
     sample = accelerate(torch.no_grad()(partial(agent.act, greedy=False)), device, args)
     learn = partial(update, agent, optimizer, args)  # no graph: shapes vary
 
-    # differs from ppo_atari_lstm.py: two recurrent networks
+    # differs from ppo_atari_lstm.py: vectors, discrete or continuous actions, GRU or LSTM
     # A rollout, (num_steps, num_envs). obs has one row more, for the value after the last step.
     obs = torch.zeros(args.num_steps + 1, *envs.observation_space.shape, device=device)
     kind = torch.long if agent.discrete else torch.float32
@@ -267,7 +267,7 @@ if __name__ == "__main__":
         obs[-1] = torch.as_tensor(envs.obs)
         _, states[-1] = sample(obs[-1], states[-2], first[-1])
 
-        # differs from ppo_atari_lstm.py: scales rewards
+        # differs from ppo_atari_lstm.py: scales rewards, the agent packs the sequences
         # Learn
         rewards, terminated, done, real = torch.as_tensor(record)
         with torch.no_grad():

@@ -163,7 +163,7 @@ class Agent(nn.Module):
     ) -> tuple[Tensor, ...]:
         obs = self.normalise(obs)
         mean = self.actor(obs)
-        mean = mean + torch.empty_like(mean).uniform_(-alpha, alpha)  # alpha is 0 when acting
+        mean = mean + torch.empty_like(mean).uniform_(-alpha, alpha)  # alpha is 0 except in update
         z = (actions - mean) / self.logstd.exp()  # of an independent Gaussian
         logprob = (-0.5 * z.square() - self.logstd - 0.5 * log(2 * pi)).sum(-1)
         entropy = (self.logstd + 0.5 * log(2 * pi * e)).sum().expand_as(logprob)
