@@ -85,10 +85,10 @@ def all_finite(obs: Any, rewards: np.ndarray) -> bool:
     The sum of squares takes only two microseconds. Large numbers can overflow it, so each number is
     checked if the sum is not finite.
     """
-    numbers = rewards
+    sum_of_squares = rewards.dot(rewards)
     if isinstance(obs, np.ndarray) and obs.dtype.kind == "f":
-        numbers = obs
-    if isfinite(rewards.dot(rewards)) and isfinite(np.vdot(numbers, numbers)):  # dot would warn
+        sum_of_squares += np.vdot(obs, obs)  # dot would warn of an overflow
+    if isfinite(sum_of_squares):
         return True
     return not len(not_finite(obs, rewards))
 
