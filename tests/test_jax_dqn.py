@@ -198,6 +198,11 @@ def test_numpy_leaves_what_it_cannot_compute_to_the_compiler() -> None:
     np.testing.assert_allclose(in_numpy(unused)(params, x), wanted, rtol=1e-6)
     batched = lambda params, x: jnp.einsum("ij,kj->ik", x, x)  # noqa: E731
     np.testing.assert_allclose(in_numpy(batched)(params, x), x @ x.T, rtol=1e-6)
+    cube = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    matrix = np.arange(4, dtype=np.float32).reshape(2, 2)
+    middle = lambda matrix, x: jnp.tensordot(x, matrix, ([1], [0]))  # noqa: E731
+    wanted = np.tensordot(cube, matrix, ([1], [0]))
+    np.testing.assert_allclose(in_numpy(middle)(matrix, cube), wanted)
     one_part = lambda params, x: jnp.split(x, 1, 1)[0] * params["scale"]  # noqa: E731
     assert in_numpy(one_part)(params, x).shape == x.shape
 

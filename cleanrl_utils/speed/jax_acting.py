@@ -94,13 +94,16 @@ PLAIN_PRODUCT = (((1,), (0,)), ((), ()))  # x @ y of two matrices
 CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call"}  # a function once, unlike scan
 
 
-def numpy_operation(primitive: str, settings: dict[str, Any]) -> Callable | None:
+def numpy_operation(equation: Any) -> Callable | None:
     """What NumPy does for one of JAX's primitives; None if it is in neither table."""
-    if primitive == "dot_general" and settings["dimension_numbers"] != PLAIN_PRODUCT:
-        return None
-    if primitive in OPERATIONS:
-        return OPERATIONS[primitive](**settings)
-    return ELEMENTWISE.get(primitive)
+    name = equation.primitive.name
+    if name == "dot_general":
+        matrices = all(x.aval.ndim == 2 for x in equation.invars)
+        if not matrices or equation.params["dimension_numbers"] != PLAIN_PRODUCT:
+            return None
+    if name in OPERATIONS:
+        return OPERATIONS[name](**equation.params)
+    return ELEMENTWISE.get(name)
 
 
 class Step(NamedTuple):
@@ -154,7 +157,7 @@ class Program:
 
     def add_operation(self, equation: Any, read_from: list[int]) -> list[int]:
         """Add a step, or constants if it reads only constants; return its results' places."""
-        operation = numpy_operation(equation.primitive.name, equation.params)
+        operation = numpy_operation(equation)
         reads_constants = all(place in self.constants for place in read_from)
         if operation is None or not reads_constants:
             write_to = self.new_places(len(equation.outvars))
