@@ -302,6 +302,18 @@ def test_unusual_networks_compute_what_torch_does(policy: Callable[[Tensor], Ten
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_layers_with_hooks_act_in_torch() -> None:
+    network = Unusual(torch.tanh)
+    network.network = nn.utils.spectral_norm(network.network)
+    compute = inference(network, CPU, sampler_args(2))
+    obs = np.random.default_rng(1).standard_normal((2, 5)).astype(np.float32)
+    with torch.no_grad():
+        network.network.weight_orig += 1.0  # as an optimizer changes it
+        network.eval()  # in training mode, each call changes the weights
+        expected = network(torch.from_numpy(obs)).numpy()
+    np.testing.assert_allclose(compute(obs), expected, rtol=1e-5)
+
+
 def test_losses_of_epochs_are_averaged_over_all_minibatches() -> None:
     epochs = [stack([{"a": torch.tensor(1.0)}, {"a": torch.tensor(2.0)}]) for _ in range(2)]
     assert epochs[0]["a"].tolist() == [1.0, 2.0]

@@ -184,6 +184,8 @@ def operation_of(node: Any, module: nn.Module) -> Callable | None:
     if node.op == "call_method":
         return METHODS.get(node.target)
     layer = module.get_submodule(node.target)
+    if layer._forward_pre_hooks or layer._forward_hooks:  # spectral_norm, say, changes the weights
+        return None
     if type(layer) is nn.Linear and layer.bias is not None:
         return linear(layer)
     return LAYERS.get(type(layer))
