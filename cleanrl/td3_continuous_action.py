@@ -63,8 +63,8 @@ class Args(TorchArgs):
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
         require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
-        starts = self.num_envs  # the first gradient step needs something to learn from
-        require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
 
 
 def make_env(

@@ -71,8 +71,8 @@ class Args(LargeArgs):
         super().__post_init__()
         self.num_iterations = self.total_timesteps // self.num_envs
         require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
-        starts = self.num_envs  # the first gradient step needs something to learn from
-        require(self.learning_starts >= starts, f"--learning-starts must be at least {starts}")
+        enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
+        require(enough, f"--learning-starts must be at least --num-envs, {self.num_envs}")
         require(self.alpha > 0, f"--alpha must be above 0, got {self.alpha}")  # its log is kept
         some_left = self.top_quantiles_to_drop_per_net < self.n_quantiles
         require(some_left, "--top-quantiles-to-drop-per-net must be below --n-quantiles")
