@@ -13,6 +13,7 @@ from batches import VECTORS
 from conftest import ROOT
 from table import DQN_PROBE
 
+from cleanrl_utils.errors import BadInput
 from cleanrl_utils.pages import diffs
 from cleanrl_utils.running.evaluation import build
 
@@ -154,3 +155,9 @@ def test_it_bootstraps_where_an_episode_is_truncated(name: str, train: Callable)
     values = done.variables["q_network"](torch.ones(1, 1)).detach()
     value = (values.mean(-1) if name == "dqn_quantile" else values).max()
     assert value.item() == pytest.approx(5, abs=0.5)
+
+
+def test_munchausen_refuses_a_temperature_of_zero() -> None:
+    with pytest.raises(BadInput) as refused:
+        load("dqn_munchausen").Args(munchausen_tau=0.0)
+    assert refused.value.message == "--munchausen-tau must be above 0"

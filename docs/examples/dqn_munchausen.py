@@ -65,8 +65,10 @@ class Args(TorchArgs):
     train_frequency: Count = 10
     """number of steps per gradient step"""
 
+    # differs from dqn.py: checks --munchausen-tau
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.munchausen_tau > 0, "--munchausen-tau must be above 0")
         self.num_iterations = self.total_timesteps // self.num_envs
         require(self.num_iterations > 0, "--total-timesteps must be at least --num-envs")
         enough = self.learning_starts >= self.num_envs  # for the first batch to be drawn from
