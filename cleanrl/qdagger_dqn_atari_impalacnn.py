@@ -59,7 +59,7 @@ class Args(PixelArgs):
     exploration_fraction: Share = 0.1
     """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
     learning_starts: Natural = 80_000
-    """number of steps before the first gradient step"""
+    """number of steps of the online phase before its first gradient step"""
     train_frequency: Count = 4
     """number of steps per gradient step"""
     teacher_model: str | None = None
@@ -239,7 +239,7 @@ def update_target(network: nn.Module, target_network: nn.Module, tau: float) -> 
         target.lerp_(source, tau)
 
 
-# tags of the offline phase
+# tags of the losses in the offline phase
 OFFLINE = {
     "losses/loss": "charts/offline/loss",
     "losses/td_loss": "charts/offline/q_loss",
@@ -265,8 +265,8 @@ if __name__ == "__main__":
     q_values = inference(q_network, device, args)
     losses = Means()
     distill_coeff = torch.full((), args.distill_weight, device=device)
-    student = partial(update, q_network, target_network)
-    train = accelerate(partial(student, teacher, optimizer, distill_coeff, args), device, args)
+    update_student = partial(update, q_network, target_network, teacher, optimizer)
+    train = accelerate(partial(update_student, distill_coeff, args), device, args)
 
     @partial(capture, device=memory.device, args=args)  # sampling, too, if the memory is on the GPU
     def learn() -> None:
@@ -327,7 +327,7 @@ if __name__ == "__main__":
 
         # Act.
         steps = (iteration - args.online_start) * args.num_envs
-        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        exploring = args.exploration_fraction * args.total_timesteps  # steps; offline steps count
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(q_values, obs, epsilon, rng, num_actions)
 

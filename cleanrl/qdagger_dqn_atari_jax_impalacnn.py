@@ -61,7 +61,7 @@ class Args(RunArgs):
     exploration_fraction: Share = 0.1
     """fraction of --total-timesteps over which epsilon falls from --start-e to --end-e"""
     learning_starts: Natural = 80_000
-    """number of steps before the first gradient step"""
+    """number of steps of the online phase before its first gradient step"""
     train_frequency: Count = 4
     """number of steps per gradient step"""
     teacher_model: str | None = None
@@ -143,7 +143,7 @@ def residual(x: Array) -> Array:
 
 # differs from dqn_atari_jax.py: IMPALA's residual network
 class QNetwork(nn.Module):
-    """The value of every action, by IMPALA's residual network."""
+    """Q-values of all actions, by the residual network of IMPALA."""
 
     num_actions: int
 
@@ -158,7 +158,7 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions)(x)
 
     def act(self, obs: Array) -> Array:
-        return self(obs).argmax(-1)  # exploration is the training loop's
+        return self(obs).argmax(-1)  # the training loop explores
 
 
 def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
@@ -218,9 +218,9 @@ def init(args: Args, envs: gym.vector.VectorEnv, teacher: Params) -> State:
 
 # differs from dqn_atari_jax.py: a distillation loss beside the TD loss
 def get_loss(
-    params: Params, state: State, args: Args, batch: Batch, taught: Array, distill_coeff: Array
+    params: Params, state: State, args: Args, batch: Batch, teacher_q: Array, distill_coeff: Array
 ) -> tuple[Array, dict]:
-    """The loss and metrics; `taught` are the teacher's Q-values."""
+    """The loss, and metrics; `teacher_q` are the teacher's Q-values."""
     # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     q_network = state.q_network.apply_fn
     best_next = q_network(state.target_network, batch.next_obs).max(1)
@@ -229,7 +229,7 @@ def get_loss(
     q_values = jnp.take_along_axis(all_values, batch.actions[:, None], 1).squeeze(1)
     td_loss = jnp.square(q_values - td_target).mean()
     # KL(teacher || student) of their softmax policies, averaged over the batch
-    teacher_logprobs = nn.log_softmax(taught / args.temperature)
+    teacher_logprobs = nn.log_softmax(teacher_q / args.temperature)
     logprobs = nn.log_softmax(all_values / args.temperature)
     kl = (jnp.exp(teacher_logprobs) * (teacher_logprobs - logprobs)).sum(1)
     distill_loss = kl.mean()
@@ -243,10 +243,10 @@ def update(
     args: Args, teacher: FlaxModel, state: State, batch: Batch, distill_coeff: Array
 ) -> tuple[State, list[dict]]:
     """One gradient step, and its metrics."""
-    taught = teacher.network.apply(state.teacher, batch.obs)
+    teacher_q = teacher.network.apply(state.teacher, batch.obs)
     gradient = jax.grad(get_loss, has_aux=True)
     params = state.q_network.params
-    grads, metrics = gradient(params, state, args, batch, taught, distill_coeff)
+    grads, metrics = gradient(params, state, args, batch, teacher_q, distill_coeff)
     return state._replace(q_network=state.q_network.apply_gradients(grads=grads)), [metrics]
 
 
@@ -256,7 +256,7 @@ def update_target(args: Args, state: State) -> State:
     return state._replace(target_network=target)
 
 
-# tags of the offline phase
+# tags of the losses in the offline phase
 OFFLINE = {
     "losses/loss": "charts/offline/loss",
     "losses/td_loss": "charts/offline/q_loss",
@@ -279,7 +279,7 @@ if __name__ == "__main__":
     training = Training(init_state, update_state, memory, args.batch_size, distill_coeff)
     q_values = training.policy(lambda x, obs: x.q_network.apply_fn(x.q_network.params, obs))
     teacher_q_values = training.policy(lambda x, obs: teacher.network.apply(x.teacher, obs))
-    follow = partial(update_target, args)
+    target_update = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
     teacher_return = np.zeros(())
     returns = np.full(10, np.nan)  # of the student's latest episodes
@@ -315,7 +315,7 @@ if __name__ == "__main__":
         step = iteration - args.teacher_iterations + 1
         global_step = args.phases["teacher"] + step
         if step % args.target_network_frequency == 0:
-            training.change(follow)
+            training.change(target_update)
         if step % 100 == 0 or step == args.offline_steps:
             means = training.metrics()
             run.log({OFFLINE[tag]: means[tag] for tag in OFFLINE}, global_step)
@@ -338,7 +338,7 @@ if __name__ == "__main__":
 
         # Act.
         steps = (iteration - args.online_start) * args.num_envs
-        exploring = args.exploration_fraction * args.total_timesteps  # steps
+        exploring = args.exploration_fraction * args.total_timesteps  # steps; offline steps count
         epsilon = linear_schedule(args.start_e, args.end_e, exploring, args.offline_steps + steps)
         actions = act(q_values, obs, epsilon, rng, num_actions)
 
@@ -351,7 +351,7 @@ if __name__ == "__main__":
             if learning and step % args.train_frequency == 0:
                 training.update(distill_coeff)
             if learning and step % args.target_network_frequency == 0:
-                training.change(follow)
+                training.change(target_update)
             if step % 100 == 0:
                 charts = {"charts/epsilon": epsilon, "charts/distill_coeff": distill_coeff}
                 run.log(training.metrics() | charts, global_step)

@@ -54,7 +54,7 @@ class Args(PixelArgs):
     q_lr: NonNegative = 3e-4
     """learning rate of the critics"""
     update_frequency: Count = 4
-    """update every this many steps"""
+    """update the critics and the policy every this many steps"""
     target_network_frequency: Count = 8_000
     """update the target network every this many steps"""
     alpha: NonNegative = 0.2

@@ -52,7 +52,7 @@ class Args(LargeArgs):
     learning_rate: NonNegative = 1e-4
     """learning rate of Adam"""
     final_lr: NonNegative = 5e-5
-    """learning rate at the end of training, linearly from --learning-rate"""
+    """final learning rate of Adam, reached linearly from --learning-rate"""
     alpha: NonNegative = 0.01
     """initial entropy coefficient (temperature); --no-autotune keeps it"""
     autotune: bool = True

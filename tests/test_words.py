@@ -89,6 +89,11 @@ OTHER_MEANINGS = [
         "sac_* td3_* ddpg_* tqc_* simbav2_* crossq_* droq_*",
     ),
     (
+        "learning_starts",
+        "number of steps of the online phase before its first gradient step",
+        "qdagger_*",
+    ),
+    (
         "policy_frequency",
         "update the policy every this many steps, as many times (TD3's delay, compensated)",
         "sac_* droq_*",
@@ -96,7 +101,7 @@ OTHER_MEANINGS = [
     ("alpha", "initial entropy coefficient (temperature); --no-autotune keeps it", "simbav2_*"),
     (
         "final_lr",
-        "learning rate at the end of training, linearly from --learning-rate",
+        "final learning rate of Adam, reached linearly from --learning-rate",
         "simbav2_*",
     ),
     ("policy_frequency", "update the policy every this many steps", "crossq_*"),
