@@ -139,7 +139,7 @@ class QNetwork(nn.Module):
         return (nn.softmax(self(obs)) * self.atoms).sum(-1)  # the mean return of every action
 
     def act(self, obs: Array) -> Array:
-        return self.q_values(obs).argmax(-1)  # exploration is the training loop's
+        return self.q_values(obs).argmax(-1)  # the training loop explores
 
 
 # differs from dqn_atari_jax.py: with the atoms of the distribution
@@ -161,18 +161,19 @@ def linear_schedule(start: float, end: float, duration: float, step: int) -> flo
 
 
 def project(probs: Array, returns: Array, atoms: Array | np.ndarray) -> Array:
-    """The distribution that has `probs` at `returns`, (batch, atoms) both, moved onto the atoms:
-    each probability is shared by the two atoms around its return, the nearer one gets more."""
+    """Project a distribution with `probs` at `returns`, both (batch, atoms), onto the atoms: each
+    probability is split between the two atoms around its return, in proportion to nearness."""
     last = len(atoms) - 1
     spacing = (atoms[-1] - atoms[0]) / last
     position = ((returns - atoms[0]) / spacing).clip(0, last)
     nearest = position.round()  # rounding errors must not move mass away from an atom that is met
     position = jnp.where(abs(position - nearest) < 1e-4, nearest, position)
     rows = jnp.arange(len(probs))[:, None]
-    below = jnp.floor(position).astype(int)
-    share = position - below  # of the atom above
-    projected = jnp.zeros_like(probs).at[rows, below].add(probs * (1 - share))
-    return projected.at[rows, (below + 1).clip(max=last)].add(probs * share)
+    lower = jnp.floor(position).astype(int)
+    upper = (lower + 1).clip(max=last)
+    share_above = position - lower
+    projected = jnp.zeros_like(probs).at[rows, lower].add(probs * (1 - share_above))
+    return projected.at[rows, upper].add(probs * share_above)
 
 
 class State(NamedTuple):
@@ -243,7 +244,7 @@ if __name__ == "__main__":
     update_state = partial(update, args)
     training = Training(init_state, update_state, memory, args.batch_size)
     act = training.policy(greedy_actions)
-    follow = partial(update_target, args)
+    target_update = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
@@ -269,7 +270,7 @@ if __name__ == "__main__":
             if learning and global_step % args.train_frequency == 0:
                 training.update()
             if learning and global_step % args.target_network_frequency == 0:
-                training.change(follow)
+                training.change(target_update)
             if global_step % 100 == 0:
                 run.log(training.metrics(), global_step)
 

@@ -206,10 +206,10 @@ def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (
         state = state._replace(actor=state.actor.apply_gradients(grads=grads))
         logged.append(metrics)
         # target = tau * network + (1 - tau) * target
-        follow = partial(optax.incremental_update, step_size=args.tau)
-        target_critic = follow(state.critic.params, state.target_critic)
-        state = state._replace(target_actor=follow(state.actor.params, state.target_actor))
-        state = state._replace(target_critic=target_critic)
+        soft_update = partial(optax.incremental_update, step_size=args.tau)
+        target_actor = soft_update(state.actor.params, state.target_actor)
+        target_critic = soft_update(state.critic.params, state.target_critic)
+        state = state._replace(target_actor=target_actor, target_critic=target_critic)
     return state, logged
 
 

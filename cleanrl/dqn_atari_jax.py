@@ -107,7 +107,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 # differs from dqn_jax.py: a convolutional network
 class QNetwork(nn.Module):
-    """The value of every action, by the convolutional network of the Nature paper."""
+    """Q-values of all actions, by the convolutional network of the Nature paper."""
 
     num_actions: int
 
@@ -121,7 +121,7 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions)(x)
 
     def act(self, obs: Array) -> Array:
-        return self(obs).argmax(-1)  # exploration is the training loop's
+        return self(obs).argmax(-1)  # the training loop explores
 
 
 def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
@@ -200,7 +200,7 @@ if __name__ == "__main__":
     update_state = partial(update, args)
     training = Training(init_state, update_state, memory, args.batch_size)
     act = training.policy(greedy_actions)
-    follow = partial(update_target, args)
+    target_update = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
@@ -226,7 +226,7 @@ if __name__ == "__main__":
             if learning and global_step % args.train_frequency == 0:
                 training.update()
             if learning and global_step % args.target_network_frequency == 0:
-                training.change(follow)
+                training.change(target_update)
             if global_step % 100 == 0:
                 run.log(training.metrics(), global_step)
 

@@ -91,7 +91,7 @@ def make_envs(args: Args, video_folder: str) -> gym.vector.VectorEnv:
 
 
 class QNetwork(nn.Module):
-    """The value of every action."""
+    """Q-values of all actions."""
 
     num_actions: int
 
@@ -102,7 +102,7 @@ class QNetwork(nn.Module):
         return nn.Dense(self.num_actions)(x)
 
     def act(self, obs: Array) -> Array:
-        return self(obs).argmax(-1)  # exploration is the training loop's
+        return self(obs).argmax(-1)  # the training loop explores
 
 
 def make_network(envs: gym.vector.VectorEnv, args: Args) -> QNetwork:
@@ -181,7 +181,7 @@ if __name__ == "__main__":
     update_state = partial(update, args)
     training = Training(init_state, update_state, memory, args.batch_size)
     act = training.policy(greedy_actions)
-    follow = partial(update_target, args)
+    target_update = partial(update_target, args)
     rng = np.random.default_rng(args.seed)
     actions = np.zeros(args.num_envs, dtype=np.int64)
 
@@ -207,7 +207,7 @@ if __name__ == "__main__":
             if learning and global_step % args.train_frequency == 0:
                 training.update()
             if learning and global_step % args.target_network_frequency == 0:
-                training.change(follow)
+                training.change(target_update)
             if global_step % 100 == 0:
                 run.log(training.metrics(), global_step)
 

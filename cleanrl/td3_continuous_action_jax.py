@@ -226,10 +226,10 @@ def update(args: Args, state: State, batches: list, noise: Array, due: tuple = (
         state = state._replace(actor=state.actor.apply_gradients(grads=grads))
         logged.append(metrics)
         # target = tau * network + (1 - tau) * target
-        follow = partial(optax.incremental_update, step_size=args.tau)
-        target_critics = follow(state.critics.params, state.target_critics)
-        state = state._replace(target_actor=follow(state.actor.params, state.target_actor))
-        state = state._replace(target_critics=target_critics)
+        soft_update = partial(optax.incremental_update, step_size=args.tau)
+        target_actor = soft_update(state.actor.params, state.target_actor)
+        target_critics = soft_update(state.critics.params, state.target_critics)
+        state = state._replace(target_actor=target_actor, target_critics=target_critics)
     return state, logged
 
 
