@@ -178,7 +178,8 @@ def update(
         returns = rewards[:, None] + args.gamma * (1 - terminated[:, None]) * atoms
         target_probs = project(next_probs, returns, atoms)
     logits = q_network.get_logits(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
-    logprobs = logits.log_softmax(-1).clamp(np.log(max(args.min_probability, 1e-38)))  # 0: no bound
+    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: practically no floor
+    logprobs = logits.log_softmax(-1).clamp(min=floor)
     loss = -(target_probs * logprobs).sum(1).mean()  # cross-entropy
     optimizer.zero_grad()
     loss.backward()

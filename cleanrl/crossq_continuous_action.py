@@ -114,10 +114,10 @@ class BatchRenorm(nn.Module):
             return (x - self.running_mean) / running_std * self.scale + self.bias
         var, mean = torch.var_mean(x, -2, correction=0, keepdim=True)
         std = (var + self.eps).sqrt()
-        with torch.no_grad():  # r and d are constants
+        with torch.no_grad():  # r and d are constants, at first 1 and 0: batch normalisation
             warm = self.updates >= self.warm_up  # a tensor: a CUDA graph has no branches
-            r_max = 1 + 2.0 * warm  # r within [1/3, 3] and d within [-5, 5], but at first r = 1
-            d_max = 5.0 * warm  # and d = 0, which is batch normalisation
+            r_max = 1 + 2.0 * warm  # 1 at first, then 3
+            d_max = 5.0 * warm  # 0 at first, then 5
             r = (std / running_std).clamp(1 / r_max, r_max)
             d = ((mean - self.running_mean) / running_std).clamp(-d_max, d_max)
             self.running_mean.lerp_(mean, 0.01)  # 1 - momentum
@@ -158,7 +158,7 @@ class Actor(nn.Module):
         return actions.clamp(self.low, self.high)  # rounding errors could leave the bounds
 
     def sample(self, obs: Tensor, train: bool = False) -> tuple[Tensor, Tensor]:
-        """Actions, through which gradients flow, and log-probabilities before they are scaled."""
+        """Actions, through which gradients flow, and the log-probabilities of tanh(x)."""
         mean, log_std = self(obs, train)
         noise = torch.randn_like(mean)
         x = mean + log_std.exp() * noise

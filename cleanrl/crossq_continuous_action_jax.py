@@ -113,10 +113,11 @@ class BatchRenorm(nn.Module):
             return (x - running_mean.value) / running_std * scale + bias
         mean, var = x.mean(0), x.var(0)
         std = jnp.sqrt(var + self.eps)
-        warm = 1.0 * (updates.value >= self.warm_up)  # before, r = 1 and d = 0
-        r = jax.lax.stop_gradient(std / running_std).clip(1 / (1 + 2 * warm), 1 + 2 * warm)
-        d = jax.lax.stop_gradient((mean - running_mean.value) / running_std)
-        d = d.clip(-5 * warm, 5 * warm)
+        warm = updates.value >= self.warm_up  # before, r = 1 and d = 0: batch normalisation
+        r_max = 1 + 2.0 * warm  # 1 at first, then 3
+        d_max = 5.0 * warm  # 0 at first, then 5
+        r = jax.lax.stop_gradient(std / running_std).clip(1 / r_max, r_max)
+        d = jax.lax.stop_gradient((mean - running_mean.value) / running_std).clip(-d_max, d_max)
         running_mean.value += 0.01 * (mean - running_mean.value)  # 1 - momentum
         running_var.value += 0.01 * (var - running_var.value)
         updates.value += 1
@@ -148,7 +149,7 @@ class Actor(nn.Module):
         return mean, jnp.tanh(log_std) * 3.5 - 1.5
 
     def sample(self, obs: Array, noise: Array, train: bool = False) -> tuple[Array, Array]:
-        """Actions, reparameterised by `noise`, and log-probabilities before they are scaled."""
+        """Actions, reparameterised by `noise`, and the log-probabilities of tanh(x)."""
         mean, log_std = self(obs, train)
         x = mean + jnp.exp(log_std) * noise
         scale = np.subtract(self.high, self.low) / 2

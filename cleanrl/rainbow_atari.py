@@ -215,7 +215,7 @@ def update(
     obs, next_obs, actions, rewards, discounts, weights = batch
     atoms = q_network.atoms
     with torch.no_grad():
-        best = q_network(next_obs).argmax(1)  # the target network evaluates it
+        best = q_network(next_obs).argmax(1)  # double Q-learning: the target evaluates it
         next_probs = target_network.get_logits(next_obs).softmax(-1)
         next_probs = next_probs.take_along_dim(best[:, None, None], 1).squeeze(1)
         # rewards are sums over n steps; discounts are gamma^n, or 0 after termination

@@ -210,7 +210,7 @@ def truncate(quantiles: Tensor, drop_per_net: int) -> Tensor:
 
 def quantile_huber_loss(quantiles: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of every quantile, (critics, batch, quantiles), against every target, (batch,
-    targets). A quantile of fraction tau is where that fraction of the targets lies below it."""
+    targets). The quantile of fraction tau has that fraction of the targets below it."""
     n = quantiles.shape[-1]
     tau = (torch.arange(n, device=quantiles.device) + 0.5) / n
     delta = targets.unsqueeze(1) - quantiles.unsqueeze(-1)  # (critics, batch, quantiles, targets)
