@@ -5,6 +5,7 @@
 Paper: https://arxiv.org/abs/1707.06887. Every detail with its reason: docs/rl-algorithms/c51.md
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -158,7 +159,7 @@ def update(
         returns = rewards[:, None] + args.gamma * (1 - terminated[:, None]) * atoms
         target_probs = project(next_probs, returns, atoms)
     logits = q_network.get_logits(obs).take_along_dim(actions[:, None, None], 1).squeeze(1)
-    floor = np.log(max(args.min_probability, 1e-38))  # 1e-38: practically no floor
+    floor = math.log(max(args.min_probability, 1e-38))  # 1e-38: practically no floor
     logprobs = logits.log_softmax(-1).clamp(min=floor)
     loss = -(target_probs * logprobs).sum(1).mean()  # cross-entropy
     optimizer.zero_grad()

@@ -149,6 +149,23 @@ def test_c51_with_a_floor_does_not_listen_where_it_is_sure(certainty, floor, lis
     assert (network[-1].bias.grad.abs().max() > 1e-6) == listens
 
 
+def test_compiled_c51_does_not_compute_the_floor_in_every_update() -> None:
+    """NumPy's log would be an operation on a CPU tensor in the compiled program."""
+    floors = []
+
+    def collect(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        floors.extend(node.kwargs.get("min") for node in graph.graph.nodes)
+        return graph.forward
+
+    network, target = q_network(c51), q_network(c51)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    batch = torch.rand(8, 4), torch.rand(8, 4), torch.zeros(8, dtype=torch.long)
+    update = torch.compile(c51.update, backend=collect)
+    args = c51.Args(min_probability=1e-5)
+    update(network, target, optimizer, args, *batch, torch.zeros(8), torch.ones(8))
+    assert pytest.approx(np.log(1e-5)) in [x for x in floors if isinstance(x, float)]
+
+
 @pytest.mark.parametrize("num_envs", [1, 4, 7])
 def test_updates_do_not_depend_on_the_number_of_environments(
     num_envs: int, train, monkeypatch
