@@ -48,7 +48,7 @@ class Args(RunArgs):
     learning_starts: Natural = 5_000
     """number of steps with random actions before the first gradient step"""
     learn_every: Count = 6
-    """update every this many steps of the environments, with one update per step; larger is faster,
+    """update every this many steps of each environment, with one update per step; larger is faster,
     but the policy that acts is older"""
     policy_lr: NonNegative = 1e-3
     """learning rate of the policy"""

@@ -52,7 +52,7 @@ class Args(RunArgs):
     learning_starts: Natural = 25_000
     """number of steps with random actions before the first gradient step"""
     learn_every: Count = 8
-    """update every this many steps of the environments, with one update per step; larger is faster,
+    """update every this many steps of each environment, with one update per step; larger is faster,
     but the policy that acts is older"""
     policy_frequency: Count = 2
     """update the policy and the target networks every this many steps"""
