@@ -258,7 +258,13 @@ def test_greedy_returns_are_shown_with_their_range() -> None:
     one = {"seed": 1, "greedy_returns": [90.0, 110.0]}
     group = results.Group("ppo", "ppo", "CartPole-v1", 100, [one, {"seed": 2}])
     assert group.greedy() == "100.00 (90 to 110)"
-    assert results.Group("ppo", "ppo", "CartPole-v1", 100, [{"seed": 2}]).greedy() == ""
+    none = results.Group("ppo", "ppo", "CartPole-v1", 100, [{"seed": 2}])
+    assert none.greedy() == ""
+    assert "*Greedy*" in results.explain([group, none])
+    assert "*Greedy*" not in results.explain([none])
+    known = [x for x in results.read_groups() if x.script == "ppo"]
+    has_greedy = any(x.greedy() for x in known)
+    assert ("| greedy |" in results.results_table("ppo", known, {})[0]) == has_greedy
 
 
 @pytest.mark.parametrize("count", [1, 8, 20, 45])

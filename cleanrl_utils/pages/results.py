@@ -19,10 +19,12 @@ Published = dict[tuple[str, str], list[dict[str, str]]]  # figures by script and
 Curve = list[list[float]]  # steps, minutes, returns
 
 EXPLAIN = """*Ours* is the mean over seeds of each run's mean return over its last 100 training
-episodes, ± the standard deviation over seeds (none for one seed). *Best* takes each run's best 100
-consecutive episodes instead. *Greedy* is the mean return of the greedy policy after training, with
-its worst and best episode, where the run saved a model. *The original's* are the published returns
-of the original CleanRL, in the charts as dashed lines."""
+episodes (all of them if it has fewer), ± the standard deviation over seeds (none for one seed).
+*Best* takes each run's best 100 consecutive episodes instead.{greedy} *Minutes* is the mean time of
+a run, also where the runs of a row used different hardware (listed below the charts). *The
+original's* are the published returns of the original CleanRL, in the charts as dashed lines."""
+EXPLAIN_GREEDY = """ *Greedy* is the mean return of the greedy policy after training, with its
+worst and best episode, where the run saved a model."""
 NO_RUN = "No run of ours is in `benchmark/results` yet."
 EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are those of the original CleanRL."
 
@@ -124,6 +126,11 @@ def figure(mean: float, std: float | None) -> str:
     return f"{mean:,.2f}" + (f"\u00a0±\u00a0{std:,.2f}" if std is not None else "")
 
 
+def short_id(env_id: str) -> str:
+    """The id of an environment without the module that registers it, which makes tables wide."""
+    return env_id.split(":")[-1]
+
+
 def cite(rows: list[dict[str, str]], ours: int = 0) -> str:
     """The original's results with sources, and with their steps if they differ from ours."""
     figures = []
@@ -154,22 +161,31 @@ def shortfall(group: Group, rows: list[dict[str, str]]) -> str:
 # -- tables ----------------------------------------------------------------------------------
 
 
+def explain(groups: list[Group]) -> str:
+    """What the columns of these groups' table mean."""
+    has_greedy = any(group.greedy() for group in groups)
+    return EXPLAIN.format(greedy=EXPLAIN_GREEDY if has_greedy else "")
+
+
 def results_table(script: str, groups: list[Group], published: Published) -> tuple[str, str]:
     """Our results of a script, and published results of other environments, collapsed if many."""
     theirs = {env_id: rows for (name, env_id), rows in published.items() if name == script}
-    head = ["| environment | ours | best | greedy | seeds | steps | minutes | the original's |"]
-    head.append("|-|-|-|-|-|-|-|-|")
+    has_greedy = any(group.greedy() for group in groups)
+    columns = ["environment", "ours", "best", *(["greedy"] if has_greedy else [])]
+    columns += ["seeds", "steps", "minutes", "the original's"]
+    head = [f"| {' | '.join(columns)} |", "|-" * len(columns) + "|"]
     rows = []
     for group in groups:
         name = "" if group.name == script else f" (`{group.name}`)"
-        cells = [f"`{group.env_id}`{name}", group.score(), group.best(), group.greedy()]
+        cells = [f"`{short_id(group.env_id)}`{name}", group.score(), group.best()]
+        cells += [group.greedy()] if has_greedy else []
         cells += [str(group.seeds), f"{group.steps:,}", group.minutes()]
         there = theirs.get(group.env_id, [])
         cells.append(cite(there, group.steps) + shortfall(group, there))
         rows.append(f"| {' | '.join(cells)} |")
     done = {group.env_id for group in groups}
     left = [
-        f"| `{env_id}` | not run yet | | | | | | {cite(rows)} |"
+        f"| `{env_id}` | not run yet {'| ' * (len(columns) - 2)}{cite(rows)} |"
         for env_id, rows in theirs.items()
         if env_id not in done
     ]
@@ -190,7 +206,7 @@ def everything_table(groups: list[Group], pages: dict[str, str], published: Publ
         page = pages.get(group.script, "overview.md")
         there = published.get((group.script, group.env_id), [])
         theirs = cite(there, group.steps) + shortfall(group, there)
-        cells = [f"`{group.env_id}`", f"[`{group.name}`]({page})", group.score()]
+        cells = [f"`{short_id(group.env_id)}`", f"[`{group.name}`]({page})", group.score()]
         cells += [str(group.seeds), f"{group.steps:,}", group.minutes(), theirs]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

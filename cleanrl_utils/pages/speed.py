@@ -1,6 +1,7 @@
 """The table of speeds: benchmark/speed.csv, as benchmark/speed.py writes it."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from cleanrl_utils.pages.scripts import ROOT
@@ -8,8 +9,9 @@ from cleanrl_utils.pages.scripts import ROOT
 FIGURES = ROOT / "benchmark" / "speed.csv"
 LIBRARIES = {"stable_baselines3": "SB3", "sb3_contrib": "SB3-Contrib", "sbx": "SBX"}
 LIMITS = {"limit": "of the environment", "learning": "of learning"}
-HEADER = ["script", "environment", "steps/s", "times as fast as", *LIMITS.values()]
+HEADER = ["script", "environment", "steps/s", "times as fast as"]
 MEMORY = {"memory_mb": "memory (MB)", "gpu_memory_mb": "GPU memory (MB)"}
+OPTIONAL = LIMITS | MEMORY  # columns that a table has only if one of its rows has a value
 NOTHING = "Nothing is measured yet."
 
 
@@ -21,23 +23,25 @@ def speed_tables(figures: Path = FIGURES) -> str:
     tables = []
     for hardware in sorted({row["hardware"] for row in rows}):
         mine = [row for row in rows if row["hardware"] == hardware]
-        memory = [column for column in MEMORY if any(int(row[column]) for row in mine)]
-        header = [*HEADER, *(MEMORY[column] for column in memory)]
+        measured = {x: title for x, title in OPTIONAL.items() if any(int(row[x]) for row in mine)}
+        header = [*HEADER, *measured.values()]
         lines = [f"| {' | '.join(header)} |", "|-" * len(header) + "|"]
-        lines += [table_row(row, memory) for row in mine]
+        lines += [table_row(row, measured) for row in mine]
         tables.append(f"**{hardware}**\n\n" + "\n".join(lines))
     return "\n\n".join(tables)
 
 
-def table_row(row: dict[str, str], memory: list[str]) -> str:
+def table_row(row: dict[str, str], measured: Iterable[str]) -> str:
     """A script's speed beside other libraries, its share of what its environment and its learning
     reach alone, and the memory it uses."""
     speed = int(row["steps_per_second"])
-    limits = [int(row[column]) for column in LIMITS]
     compiled = " --compile" if "--compile" in row["flags"].split() else ""
     cells = [f"`{row['script']}{compiled}`", f"`{row['env_id'].split(':')[-1]}`", f"{speed:,}"]
-    cells += [compared(row), *(f"{speed / limit:.0%}" if limit else "" for limit in limits)]
-    cells += [f"{int(row[column]):,}" for column in memory]
+    cells.append(compared(row))
+    for column in measured:
+        value = int(row[column])
+        share = f"{speed / value:.0%}" if value else ""
+        cells.append(share if column in LIMITS else f"{value:,}")
     return f"| {' | '.join(cells)} |"
 
 
