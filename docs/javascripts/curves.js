@@ -27,11 +27,24 @@ function show(place) {
       return line.runs.map((run, i) => band(`${line.name}, run ${i + 1}`, color, [run], +axis.value, weight));
     });
   }
+  function key(chart) {
+    const box = html("div", { class: "key" });
+    for (const line of chart.lines.filter(line => line.runs.length && !hidden.has(line.name))) {
+      const item = html("span");
+      item.append(html("i", { style: `background:${data.colors[names.indexOf(line.name)]}` }), line.name);
+      box.append(item);
+    }
+    return box;
+  }
   function draw() {
     const unit = axis.selectedOptions[0].text, room = place.clientWidth;
     const again = name => () => { flip(hidden, name); draw(); };
     if (names.length > 1) legend.replaceChildren(...names.map((name, i) => toggle(name, data.colors[i], !hidden.has(name), again(name))));
-    charts.replaceChildren(...data.charts.map(chart => drawChart(chart.env, "episodic return", unit, lines(chart), room, chart.marks)));
+    charts.replaceChildren(...data.charts.map(chart => {
+      const box = drawChart(chart.env, "episodic return", unit, lines(chart), room, chart.marks);
+      if (names.length > 12) box.append(key(chart));  // too many names to find those of this chart in the legend
+      return box;
+    }));
   }
   draw();
 }
