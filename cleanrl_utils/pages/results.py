@@ -14,6 +14,7 @@ from cleanrl_utils.analysis.palette import colors
 from cleanrl_utils.pages.scripts import ROOT
 
 PUBLISHED = ROOT / "benchmark" / "published.csv"
+LONG = 45  # characters of a word of a command that may break
 MANY = 12  # environments without our results; longer lists are collapsed
 Published = dict[tuple[str, str], list[dict[str, str]]]  # figures by script and environment
 Curve = list[list[float]]  # steps, minutes, returns
@@ -176,7 +177,7 @@ def results_table(script: str, groups: list[Group], published: Published) -> tup
     head = [f"| {' | '.join(columns)} |", "|-" * len(columns) + "|"]
     rows = []
     for group in groups:
-        name = "" if group.name == script else f" (`{group.name}`)"
+        name = "" if group.name == script else f" ({name_html(group.name)})"
         cells = [f"`{short_id(group.env_id)}`{name}", group.score(), group.best()]
         cells += [group.greedy()] if has_greedy else []
         cells += [str(group.seeds), f"{group.steps:,}", group.minutes()]
@@ -231,7 +232,7 @@ def provenance(groups: list[Group]) -> str:
         commits = {run["commit"] + ("*" if run.get("dirty") else "") for run in group.runs}
         versions = {describe_versions(run["versions"]) for run in group.runs}
         cells = [
-            f"`{group.env_id}`",
+            f"`{short_id(group.env_id)}`",
             "<br>".join(command_html(command) for command in sorted(commands)),
             ", ".join(sorted(commits)),
             "; ".join(sorted(set(group.column("hardware")))),
@@ -248,9 +249,16 @@ def describe_versions(versions: dict[str, str]) -> str:
 
 
 def command_html(command: str) -> str:
-    """A command in which lines break only between words, not at the hyphens of a flag."""
-    words = [f"<span>{html.escape(word, quote=False)}</span>" for word in command.split()]
+    """A command in which lines break only between words, not at the hyphens of a flag; the words
+    of a long path may break."""
+    words = [html.escape(word, quote=False) for word in command.split()]
+    words = [f"<span>{word}</span>" if len(word) <= LONG else word for word in words]
     return f'<code class="command">{" ".join(words)}</code>'
+
+
+def name_html(name: str) -> str:
+    """A name in which lines may break after an underscore."""
+    return f'<code class="name">{html.escape(name).replace("_", "_<wbr>")}</code>'
 
 
 def indent(text: str) -> str:

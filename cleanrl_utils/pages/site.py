@@ -193,7 +193,12 @@ class Site:
         kept = read_zoo()
         rows = ["| name | return | episodes | steps | trained with |", "|-|-|-|-|-|"]
         for x in kept:
-            cells = [f"`{x.name}`", f"{x.episodic_return:,.1f}", str(x.episodes), f"{x.steps:,}"]
+            cells = [
+                results.name_html(x.name),
+                f"{x.episodic_return:,.1f}",
+                str(x.episodes),
+                f"{x.steps:,}",
+            ]
             rows.append(f"| {' | '.join([*cells, results.command_html(x.command)])} |")
         names = {x.name for x in kept}
         shown = [film for film in self.films if Path(film.file).stem in names]

@@ -8,9 +8,9 @@ from cleanrl_utils.pages.scripts import ROOT
 
 FIGURES = ROOT / "benchmark" / "speed.csv"
 LIBRARIES = {"stable_baselines3": "SB3", "sb3_contrib": "SB3-Contrib", "sbx": "SBX"}
-LIMITS = {"limit": "of the environment", "learning": "of learning"}
-HEADER = ["script", "environment", "steps/s", "times as fast as"]
-MEMORY = {"memory_mb": "memory (MB)", "gpu_memory_mb": "GPU memory (MB)"}
+LIMITS = {"limit": "of the<br>environment", "learning": "of<br>learning"}
+HEADER = ["script", "environment", "steps/s", "times as<br>fast as"]
+MEMORY = {"memory_mb": "memory<br>(MB)", "gpu_memory_mb": "GPU memory<br>(MB)"}
 OPTIONAL = LIMITS | MEMORY  # columns that a table has only if one of its rows has a value
 NOTHING = "Nothing is measured yet."
 
