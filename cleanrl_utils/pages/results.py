@@ -241,6 +241,9 @@ def provenance(groups: list[Group]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if any(run.get("dirty") for group in groups for run in group.runs):
         lines.append("\n\\* with changes that were not committed")
+    if any(len(set(group.column("commit"))) > 1 for group in groups):
+        several = "several commits: the seeds of this row ran at different ones, between which the"
+        lines.append(f"\n{several} code may have changed")
     return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
 
 

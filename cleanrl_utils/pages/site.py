@@ -334,7 +334,11 @@ def agents_caption(agents: list[films.Film], assets: str) -> str:
     """The caption of the strip: scripts, environments, returns, and a link to the commands."""
     words = [f"`{x.script}.py` on {x.env_id} scores {x.episodic_return:,.0f}" for x in agents]
     commands = f"[Commands]({assets}/{films.STRIP.stem}.json)."
-    return f"One greedy episode of each, the median of five: {', '.join(words)}. {commands}"
+    seeds = ", ".join(sorted({str(x.seed) for x in agents}))
+    return (
+        f"One greedy episode of each, the median of five of one trained agent (seed {seeds}): "
+        f"{', '.join(words)}. {commands}"
+    )
 
 
 def front_matter(hidden: str) -> str:
