@@ -85,6 +85,7 @@ def test_a_run_of_ones_own_has_named_its_environment(evil: Path, tmp_path: Path)
         {"script": 3},
         {"script": "os.path"},
         {"script": "../evil"},
+        {"script": "x" * 300},  # longer than names of files may be
         {"script": "no_such_script"},
         {"class": None},
         {"class": "Args"},
@@ -132,6 +133,20 @@ def run_folder(tmp_path: Path, **changes: Any) -> Path:
     }
     folder.write_record(place, record | changes)
     return place
+
+
+def test_names_of_scripts_that_no_file_can_have_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    place = run_folder(tmp_path)
+    (place / "ppo.py").write_text("# edited")
+    for name in ("x" * 300, "\ud800" * 300, "a/b", "a\0b", ""):
+        path = save(place / "ppo.cleanrl_model", script=name)
+        own = str(tmp_path / "runs")
+        play = enjoy.EnjoyArgs(path=str(path), eval_episodes=1, runs_dir=own)
+        assert "ppo.cleanrl_model" in refused(capsys, enjoy.enjoy, play)
+        folder.write_record(place, {**folder.find_record(run_folder(tmp_path)), "script": name})
+        assert folder.find_record(place) is None
 
 
 def test_a_model_file_in_a_run_is_played_by_the_script_of_the_run(tmp_path: Path) -> None:

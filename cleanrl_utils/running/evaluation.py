@@ -26,7 +26,13 @@ import numpy as np
 from cleanrl_utils.errors import BadInput, require, silenced
 from cleanrl_utils.running import checkpoint, hub
 from cleanrl_utils.running.settings import FREE_TO_CHANGE
-from cleanrl_utils.running.stored import has_type, known_settings, one_line, restore_settings
+from cleanrl_utils.running.stored import (
+    has_type,
+    is_file_name,
+    known_settings,
+    one_line,
+    restore_settings,
+)
 
 Policy = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observations, first) -> actions
 
@@ -92,6 +98,7 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     kinds = {"script": str, "class": str, "args": dict}
     complete = all(isinstance(metadata.get(name), kind) for name, kind in kinds.items())
     require(complete, f"{path}: its metadata lacks the script, class or args of a model")
+    require(is_file_name(metadata["script"]), f"{path}: its metadata names no script")
     return metadata, state
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cleanrl_utils.errors import BadInput, require
+from cleanrl_utils.running.stored import is_file_name
 
 try:
     import fcntl
@@ -157,7 +158,7 @@ def is_record(record: Any) -> bool:
     if not isinstance(record, dict) or not isinstance(record.get("args"), dict):
         return False
     command = record.get("command")
-    if not isinstance(record.get("script"), str) or not isinstance(command, list):
+    if not is_file_name(record.get("script")) or not isinstance(command, list):
         return False
     args = record["args"]
     typed = all(isinstance(args[name], kind) for name, kind in SETTINGS.items() if name in args)

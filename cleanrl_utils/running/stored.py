@@ -54,6 +54,13 @@ def has_type(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) if hint in (bool, str) else True
 
 
+def is_file_name(text: Any) -> bool:
+    """Whether a value can be the name of a script, without `.py` and without folders."""
+    if not isinstance(text, str) or set(text) & set("/\\\0"):
+        return False
+    return 0 < len(text.encode(errors="replace")) <= 250
+
+
 def one_line(error: BaseException) -> str:
     """The type and message of an exception, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
