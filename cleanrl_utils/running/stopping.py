@@ -24,6 +24,9 @@ class Stopping:
     def _close(self) -> None:
         raise NotImplementedError
 
+    def say(self, text: str) -> None:
+        raise NotImplementedError
+
     def _how_to_resume(self) -> str:
         """The command that continues a run which stops now, if it has a checkpoint."""
         if not (self.folder / folder.CHECKPOINT).exists():
