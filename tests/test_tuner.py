@@ -359,6 +359,24 @@ def test_a_study_with_other_parameters_is_not_continued(
     assert stop.value.code == 2 and said.count("\n") == 1 and message in said
 
 
+def test_a_study_of_runs_of_different_lengths_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length is a parameter, or follows from one."""
+    monkeypatch.setattr(Tuner, "one_run", scores_one)
+
+    def lengths(trial: Any) -> dict[str, Any]:
+        thousands = trial.suggest_int("thousands", 1, 1000)
+        return {"total_timesteps": 1000 * thousands}
+
+    def named(trial: Any) -> dict[str, Any]:
+        return {"total_timesteps": trial.suggest_int("total_timesteps", 1, 10**9)}
+
+    for params_fn in (lengths, named):
+        for trials in (2, 4):
+            tuner = make_tuner(params_fn, study_name=params_fn.__name__)
+            tuner.tune(num_trials=trials, num_seeds=1, fresh_seeds=0)
+        assert len(tuner.study.trials) == 4
+
+
 def test_a_script_that_was_edited_during_a_study_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

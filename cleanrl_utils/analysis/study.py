@@ -21,7 +21,7 @@ try:
         IntDistribution,
         check_distribution_compatibility,
     )
-    from optuna.trial import Trial, TrialState
+    from optuna.trial import BaseTrial, FixedTrial, TrialState
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import (
         ArgumentError,
@@ -42,7 +42,7 @@ ATTEMPTS = 4  # to open a study: several machines may create its tables at once
 class AnyTrial:
     """Optuna's trial, also with the names that suggest_float had in earlier versions."""
 
-    def __init__(self, trial: Trial):
+    def __init__(self, trial: BaseTrial):
         self._trial = trial
 
     def __getattr__(self, name: str) -> Any:
@@ -165,7 +165,7 @@ def check_same_space(study: optuna.Study, params_fn: Callable[[Any], Mapping[str
     if not earlier:
         return
     now = optuna.create_study().ask()  # of a study in memory: only to see the parameters
-    length = length_of(params_fn(AnyTrial(now)))
+    params_fn(AnyTrial(now))
     for trial in earlier:
         for name, old in trial.distributions.items():
             new = now.distributions.get(name, old)
@@ -175,14 +175,26 @@ def check_same_space(study: optuna.Study, params_fn: Callable[[Any], Mapping[str
                 differs = f"has {name} {describe(old)}, this call {describe(new)}"
                 raise other_study(study, differs) from None
         old_length = length_of(trial.user_attrs["params"])
-        fixed = LENGTH not in {**trial.params, **now.params}
-        if fixed and length != old_length and trial.state != TrialState.FAIL:
+        length = length_with(params_fn, {**now.params, **trial.params}, old_length)
+        if length != old_length and trial.state != TrialState.FAIL:
             raise other_study(study, f"has {LENGTH} {old_length}, this call {length}")
 
 
 def length_of(params: Mapping[str, Any]) -> Any:
     """The total timesteps among these settings, "unset" without."""
     return {name.replace("_", "-"): value for name, value in params.items()}.get(LENGTH, "unset")
+
+
+def length_with(
+    params_fn: Callable[[Any], Mapping[str, Any]], values: dict[str, Any], unknown: Any
+) -> Any:
+    """The total timesteps with these values of the parameters; `unknown` if it takes others."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # values of an earlier call may be out of range
+            return length_of(params_fn(AnyTrial(FixedTrial(values))))
+    except ValueError:
+        return unknown
 
 
 def describe(space: BaseDistribution) -> str:
