@@ -44,6 +44,7 @@ import numpy as np
 from cleanrl_utils.analysis.grouping import count
 from cleanrl_utils.analysis.stats import mean_and_std
 from cleanrl_utils.analysis.study import (
+    AGGREGATIONS,
     AnyTrial,
     at_least_one,
     check_same_study,
@@ -69,12 +70,6 @@ except ImportError:
 
 __all__ = ["RunFailed", "Tuner", "as_flags", "check_settings"]
 
-AGGREGATIONS: dict[str, Callable] = {
-    "average": statistics.fmean,
-    "median": statistics.median,
-    "max": max,
-    "min": min,
-}
 POLL = 0.1  # seconds between two readings of the runs' metrics
 GIVE_UP = 3  # stop if the first trials all fail: the call itself must be wrong
 HIDDEN = ".tuner"  # folder of all studies, in the folder of runs
@@ -157,7 +152,6 @@ class Tuner:
 
     # -- the study --------------------------------------------------------------------------
 
-    @interruptible("the same call continues the study")
     def tune(self, num_trials: int, num_seeds: int, fresh_seeds: int = 3) -> optuna.Study:
         """Run trials until the study has `num_trials`, then test the best settings.
 
@@ -166,7 +160,15 @@ class Tuner:
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
         require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
-        check_same_study(self.study, self.scored, self.params_fn, self.script)
+        hint = f"the same call with study_name={self.study_name!r} continues the study"
+        with interruptible(hint):
+            check_same_study(self.study, self.scored, self.params_fn, self.script)
+            self.run_trials(num_trials, num_seeds)
+            self.conclude(num_seeds, fresh_seeds)
+        return self.study
+
+    def run_trials(self, num_trials: int, num_seeds: int) -> None:
+        """Run trials until the study has `num_trials`, those of earlier calls included."""
         self.requeue_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are already done" if done else ""
@@ -196,8 +198,6 @@ class Tuner:
                 self.requeue(trial)
         if failures and not self.counted():
             raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
-        self.conclude(num_seeds, fresh_seeds)
-        return self.study
 
     def counted(self, *more: TrialState) -> list[FrozenTrial]:
         """The trials that count towards num_trials: not those that failed."""

@@ -403,7 +403,8 @@ def test_ctrl_c_is_one_line_and_the_trial_is_queued_again(
     with pytest.raises(SystemExit) as stop:
         tuner.tune(num_trials=1, num_seeds=1)
     assert stop.value.code == 130
-    assert capsys.readouterr().err == "\ninterrupted; the same call continues the study\n"
+    hint = "the same call with study_name='test' continues the study"
+    assert capsys.readouterr().err == f"\ninterrupted; {hint}\n"
     assert [trial.state.name for trial in tuner.study.trials] == ["FAIL", "WAITING"]
 
 

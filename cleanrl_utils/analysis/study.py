@@ -2,6 +2,7 @@
 
 import html
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -33,6 +34,12 @@ try:
 except ImportError:
     raise missing_package("optuna", "optuna") from None
 
+AGGREGATIONS: dict[str, Callable] = {
+    "average": statistics.fmean,
+    "median": statistics.median,
+    "max": max,
+    "min": min,
+}
 SCORED = "scored"  # key in the study of what its scores are
 LENGTH = "total-timesteps"
 CODES = "codes"  # key in the study of the versions of the code that its trials ran
