@@ -171,6 +171,35 @@ def test_a_run_without_a_finished_episode_is_not_plotted(capsys: pytest.CaptureF
     assert not (empty / "curve.png").exists()
 
 
+def test_a_curve_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    run = make_run(Path("runs"), 1, 100.0)
+    (run / "curve.png").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        results.main(["plot", "runs"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith(f"error: {run}/curve.png: cannot be written")
+
+
+def test_a_run_that_lost_its_metrics_is_left_out(capsys: pytest.CaptureFixture) -> None:
+    lost = make_run(Path("runs"), 1, 100.0)
+    make_run(Path("runs"), 2, 100.0)
+    (lost / "metrics.csv").unlink()
+    results.main(["show", "runs"])
+    said = capsys.readouterr()
+    assert cells(said.out)[0][4] == "1"
+    assert said.err == f"note: {lost} left out: it has no metrics.csv\n"
+
+
+def test_a_run_that_is_added_or_exported_twice_has_one_curve(tmp_path: Path) -> None:
+    run = make_run(Path("runs"), 1, 100.0)
+    once = len(results.export(tmp_path / "once.parquet", ["runs"]))
+    assert len(results.export(tmp_path / "twice.parquet", ["runs", str(run)])) == once
+    for place, where in ("once", ["runs"]), ("twice", ["runs", str(run)]):
+        results.add(where, tmp_path / place)
+    one, other = (results.load(folder=tmp_path / place) for place in ("once", "twice"))
+    assert len(one) == len(other)
+
+
 def test_help_shows_commands_as_they_are_typed(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "cleanrl_utils.results"]
     done = subprocess.run([*words, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300)
