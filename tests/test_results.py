@@ -283,6 +283,7 @@ def test_the_command_line() -> None:
         ("show", "show needs a folder, e.g. runs"),
         ("show nowhere", "nowhere: no such folder"),
         ("draw runs", "draw"),
+        ("show --where runs", "--where is not a flag"),
     ]:
         done = subprocess.run([*command, *flags.split()], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
