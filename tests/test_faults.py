@@ -399,7 +399,7 @@ def small_disk(tmp_path: Path) -> Iterator[Any]:
     subprocess.run(["umount", str(folder)], capture_output=True)
 
 
-@pytest.mark.parametrize("size", ["12k", "40k", "200k"])  # of script, checkpoint, second checkpoint
+@pytest.mark.parametrize("size", ["8k", "12k", "40k", "200k"])  # script, record, checkpoints
 def test_a_disk_that_is_really_full(size: str, small_disk, tmp_path: Path) -> None:
     runs = small_disk(size) / "runs"
     words = [sys.executable, str(ROOT / "cleanrl" / "ppo.py"), *SMALL.split(), "--runs-dir"]
@@ -407,6 +407,7 @@ def test_a_disk_that_is_really_full(size: str, small_disk, tmp_path: Path) -> No
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     line = only_line(done.stderr)
     assert done.returncode == 1 and "No space left on device" in line and "Trace" not in done.stderr
+    assert line.startswith(f"error: {runs}")
     assert not list(runs.rglob(".*.partial"))
     kept = list(runs.rglob("checkpoint.safetensors"))
     assert bool(kept) == (size == "200k") == ("last good checkpoint" in line)
