@@ -99,7 +99,7 @@ BAD_INPUT = {
     "--env-id a/b/c-v0": ["--env-id", "Malformed"],
     "--env-id Hopper-v2": ["use Hopper-v4 or Hopper-v5"],
     "--env-id Pusher-v4": ["use Pusher-v5"],
-    "--upload-model --save-model": ["not logged in", "HF_TOKEN"],
+    "--upload-model --save-model": ["--upload-model: not logged in", "HF_TOKEN"],
 }
 
 
