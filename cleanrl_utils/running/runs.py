@@ -204,7 +204,11 @@ def find_siblings(first: Path) -> list[Path]:
     if "trained_with" in record:
         other = first.parent / record["trained_with"]
         raise BadInput(f"--resume {first}: it was trained together with others; resume {other}")
-    return [first.parent / name for name in record.get("siblings", [])]
+    siblings = [first.parent / name for name in record.get("siblings", [])]
+    for other in siblings:
+        gone = f"--resume {first}: {other}, trained together with it, is gone; start a new run"
+        require(folder.has_record(other), gone)
+    return siblings
 
 
 def segment_length(iterations: int, agents: int) -> int:
