@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 from fake_runs import make_run
@@ -198,6 +199,20 @@ def test_a_run_that_is_added_or_exported_twice_has_one_curve(tmp_path: Path) -> 
         results.add(where, tmp_path / place)
     one, other = (results.load(folder=tmp_path / place) for place in ("once", "twice"))
     assert len(one) == len(other)
+
+
+def test_what_an_older_result_lacks_is_empty_in_parquet(tmp_path: Path) -> None:
+    make_run(Path("runs"), 1, 100.0)
+    make_run(Path("runs"), 2, 100.0)
+    results.add(["runs"], tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    facts = json.loads(path.read_text())
+    del facts[0]["settings"], facts[0]["greedy_returns"]
+    path.write_text(json.dumps(facts))
+    results.export(tmp_path / "all.parquet", folder=tmp_path)
+    exported = pd.read_parquet(tmp_path / "all.parquet").drop_duplicates("seed").set_index("seed")
+    assert pd.isna(exported.greedy_returns[1]) and pd.isna(exported.settings[1])
+    assert exported.greedy_returns[2] == "[]" and json.loads(exported.settings[2])
 
 
 def test_help_shows_commands_as_they_are_typed(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def export(path: Path, where: Sequence[str] = (), folder: Path = COMMITTED) -> p
     else:
         data = load(folder=folder)
         for column in data.columns.intersection(["versions", "settings", "greedy_returns"]):
-            data[column] = data[column].map(json.dumps)  # of different lengths
+            data[column] = data[column].map(json.dumps, na_action="ignore")  # of different lengths
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         data.to_parquet(path, index=False)
