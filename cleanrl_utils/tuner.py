@@ -50,6 +50,7 @@ from cleanrl_utils.analysis.study import (
     check_same_study,
     check_target_scores,
     open_study,
+    requeue,
     study_page,
     without_password,
 )
@@ -195,7 +196,7 @@ class Tuner:
         finally:
             for trial, steps in active:  # interrupted: the next call starts with them
                 steps.close()
-                self.requeue(trial)
+                requeue(self.study, trial)
         if failures and not self.counted():
             raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
 
@@ -209,12 +210,7 @@ class Tuner:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             host, process = trial.user_attrs.get("process", ["", 0])
             if host == socket.gethostname() and not is_alive(process):
-                self.requeue(trial)
-
-    def requeue(self, trial: Trial | FrozenTrial) -> None:
-        """Mark an interrupted trial as failed, and queue its settings for a new trial."""
-        self.study.tell(trial.number, state=TrialState.FAIL)
-        self.study.enqueue_trial(trial.params)
+                requeue(self.study, trial)
 
     def collect(self, active: list[ActiveTrial]) -> list[FrozenTrial]:
         """Check every trial once; remove those that have ended from `active` and return them."""

@@ -19,6 +19,7 @@ from optuna.trial import TrialState  # noqa: E402
 
 from cleanrl_utils import results  # noqa: E402
 from cleanrl_utils import tuner as tuner_module  # noqa: E402
+from cleanrl_utils.analysis.study import requeue  # noqa: E402
 from cleanrl_utils.tuner import RunFailed, Tuner, as_flags, check_settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -248,6 +249,16 @@ def test_trials_of_a_tuner_that_was_killed_are_queued_again() -> None:
     states = [trial.state for trial in tuner.study.trials]
     assert states == [TrialState.FAIL, TrialState.RUNNING, TrialState.WAITING]
     assert tuner.params_fn(tuner.study.ask()) == {"gamma": lost.params["gamma"]}
+
+
+def test_two_tuners_queue_a_dead_trial_once() -> None:
+    """The second one has read the trials before the first one wrote that it failed."""
+    tuner = make_tuner(dict)
+    tuner.study.ask()
+    (seen,) = tuner.study.get_trials()
+    for _ in range(2):
+        requeue(tuner.study, seen)
+    assert [trial.state.name for trial in tuner.study.trials] == ["FAIL", "WAITING"]
 
 
 def test_scores_are_joined_as_asked() -> None:

@@ -22,6 +22,7 @@ try:
         IntDistribution,
         check_distribution_compatibility,
     )
+    from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import BaseTrial, FixedTrial, TrialState
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import (
@@ -89,6 +90,15 @@ def open_study(storage: str, **settings: Any) -> optuna.Study:
 
 def without_password(storage: str) -> str:
     return make_url(storage).render_as_string(hide_password=True)
+
+
+def requeue(study: optuna.Study, trial: BaseTrial) -> None:
+    """Mark an interrupted trial as failed, and queue its settings for a new trial."""
+    try:
+        study.tell(trial.number, state=TrialState.FAIL)
+    except (UpdateFinishedTrialError, ValueError):  # another tuner has just requeued it
+        return
+    study.enqueue_trial(trial.params)
 
 
 def study_page(study: optuna.Study, facts: list[str], command: str) -> str:
