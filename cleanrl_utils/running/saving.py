@@ -126,7 +126,7 @@ class Checkpoints(Logs):
             # A run that was killed before its first checkpoint starts again from the beginning.
             never = f"{where}: the run has no checkpoints (--checkpoints 0); start a new run"
             require(self.args.checkpoints != 0, never)
-            large = f"those above {KEEP_FINISHED >> 20} MB are deleted when a run finishes"
+            large = f"those above {KEEP_FINISHED >> 20} MiB are deleted when a run finishes"
             require(not finished, f"{where}: it has no checkpoint: {large}; start a new run")
             return 0, NEW_RUN
         return self._load(path)
