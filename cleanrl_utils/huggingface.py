@@ -52,7 +52,7 @@ def push_run(folder: str | Path, hf_entity: str = "") -> str:
     run = results.RunFolder(folder, record)
     require("env_id" in record["args"], f"{folder}: its record names no environment")
     name = repository_name(record["args"], hf_entity)
-    require_login()
+    require_login(f"{folder} cannot be uploaded")
     with plain_errors(f"--upload-model: {name} cannot be uploaded"):
         from huggingface_hub import CommitOperationAdd, HfApi
 

@@ -14,7 +14,6 @@ In Python:
     results.read_many(results.find_runs("runs"))  # ... of many runs
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,10 +30,12 @@ from cleanrl_utils.analysis.tables import (
     best_window,
     command,
     curve,
+    find_all,
     find_runs,
     read_all,
     read_many,
     read_metrics,
+    say,
     summary,
     table,
 )
@@ -65,20 +66,17 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{args.output}: {len(data):,} rows")
         return
     require(bool(args.where), f"{args.action} needs a folder, e.g. runs")
-    for place in args.where:
-        require(Path(place).is_dir(), f"{place}: no such folder")
     if args.action == "add":
         names = add(list(args.where), replace=args.replace)
         print(f"{len(names)} runs added to {COMMITTED.parent.name}/{COMMITTED.name}")
         return
-    every = [run for place in args.where for run in find_runs(place)]
-    runs = list({run.folder.resolve(): run for run in every}.values())
+    runs = find_all(args.where)
     require(bool(runs), f"{', '.join(args.where)}: no run found")
     if args.action == "plot":
         plotted = [run for run in runs if (run.metrics().tag == RETURN).any()]
         for run in runs:
             if run not in plotted:
-                print(f"note: {run.folder}: no finished episode to plot", file=sys.stderr)
+                say(f"{run.folder}: no finished episode to plot")
         for run in plotted:
             print(plot(run, run.folder / "curve.png"))
         return

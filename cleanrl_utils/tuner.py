@@ -44,11 +44,13 @@ import numpy as np
 from cleanrl_utils.analysis.grouping import count
 from cleanrl_utils.analysis.stats import mean_and_std
 from cleanrl_utils.analysis.study import (
+    AGGREGATIONS,
     AnyTrial,
     at_least_one,
     check_same_study,
     check_target_scores,
     open_study,
+    requeue,
     study_page,
     without_password,
 )
@@ -69,12 +71,6 @@ except ImportError:
 
 __all__ = ["RunFailed", "Tuner", "as_flags", "check_settings"]
 
-AGGREGATIONS: dict[str, Callable] = {
-    "average": statistics.fmean,
-    "median": statistics.median,
-    "max": max,
-    "min": min,
-}
 POLL = 0.1  # seconds between two readings of the runs' metrics
 GIVE_UP = 3  # stop if the first trials all fail: the call itself must be wrong
 HIDDEN = ".tuner"  # folder of all studies, in the folder of runs
@@ -157,7 +153,6 @@ class Tuner:
 
     # -- the study --------------------------------------------------------------------------
 
-    @interruptible("the same call continues the study")
     def tune(self, num_trials: int, num_seeds: int, fresh_seeds: int = 3) -> optuna.Study:
         """Run trials until the study has `num_trials`, then test the best settings.
 
@@ -166,7 +161,15 @@ class Tuner:
         at_least_one("num_trials", num_trials)
         at_least_one("num_seeds", num_seeds)
         require(fresh_seeds >= 0, f"Tuner: fresh_seeds must not be negative, got {fresh_seeds}")
-        check_same_study(self.study, self.scored, self.params_fn, self.script)
+        hint = f"the same call with study_name={self.study_name!r} continues the study"
+        with interruptible(hint):
+            check_same_study(self.study, self.scored, self.params_fn, self.script)
+            self.run_trials(num_trials, num_seeds)
+            self.conclude(num_seeds, fresh_seeds)
+        return self.study
+
+    def run_trials(self, num_trials: int, num_seeds: int) -> None:
+        """Run trials until the study has `num_trials`, those of earlier calls included."""
         self.requeue_dead_trials()
         done = len(self.counted())
         old = f", {done} of its {num_trials} trials are already done" if done else ""
@@ -193,11 +196,9 @@ class Tuner:
         finally:
             for trial, steps in active:  # interrupted: the next call starts with them
                 steps.close()
-                self.requeue(trial)
+                requeue(self.study, trial)
         if failures and not self.counted():
             raise SystemExit(f"error: every trial failed; the first: {failures[0]}")
-        self.conclude(num_seeds, fresh_seeds)
-        return self.study
 
     def counted(self, *more: TrialState) -> list[FrozenTrial]:
         """The trials that count towards num_trials: not those that failed."""
@@ -209,12 +210,7 @@ class Tuner:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             host, process = trial.user_attrs.get("process", ["", 0])
             if host == socket.gethostname() and not is_alive(process):
-                self.requeue(trial)
-
-    def requeue(self, trial: Trial | FrozenTrial) -> None:
-        """Mark an interrupted trial as failed, and queue its settings for a new trial."""
-        self.study.tell(trial.number, state=TrialState.FAIL)
-        self.study.enqueue_trial(trial.params)
+                requeue(self.study, trial)
 
     def collect(self, active: list[ActiveTrial]) -> list[FrozenTrial]:
         """Check every trial once; remove those that have ended from `active` and return them."""

@@ -76,6 +76,16 @@ def test_a_crash_is_reported_a_kill_is_survived_and_a_second_call_does_the_rest(
     assert nothing.returncode == 0 and "3 of 3 runs are already finished" in nothing.stdout
 
 
+def test_a_run_whose_folder_was_deleted_is_run_again(tmp_path: Path) -> None:
+    flags = ["--env-ids", "CartPole-v1", "--command", PPO, "--num-seeds", "1", "--workers", "1"]
+    assert call(*flags, cwd=tmp_path).returncode == 0
+    (old,) = finished_runs(tmp_path)
+    shutil.rmtree(old)
+    again = call(*flags, cwd=tmp_path)
+    assert again.returncode == 0 and "CartPole-v1__ppo__1 finished" in again.stdout
+    assert len(finished_runs(tmp_path)) == 1
+
+
 def test_a_killed_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
     flags = ["--env-ids", "faulty:KilledOnce-v0", "--num-seeds", "1", "--workers", "1"]
     done = call(

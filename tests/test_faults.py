@@ -23,6 +23,7 @@ from cleanrl_utils.environments.failures import all_finite, not_finite
 from cleanrl_utils.environments.vector import AsyncVectorEnv, SyncVectorEnv
 from cleanrl_utils.errors import Stopped
 from cleanrl_utils.running import checkpoint
+from cleanrl_utils.running.folder import read_record
 from cleanrl_utils.running.run import Run
 
 SMALL = "--num-envs 2 --num-steps 16 --total-timesteps 320 --num-minibatches 1 --checkpoints 10"
@@ -291,6 +292,38 @@ def test_metrics_that_were_lost_are_not_made_up(left: int | None, killed, train,
     assert left is None or metrics.stat().st_size == left
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_refused_resume_changes_nothing(lost: bool, train, monkeypatch, capfd) -> None:
+    """Else a finished run would count as unfinished, and as lengthened."""
+    wandb = pytest.importorskip("wandb")
+
+    def init(**settings: Any) -> None:
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    folder = train("ppo", f"{SMALL} --save-model --eval-episodes 1").folder
+    if lost:
+        (folder / "metrics.csv").unlink()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        train("ppo", f"--resume {folder} --total-timesteps 640" + " --track" * (not lost))
+    line = only_line(capfd.readouterr().err)
+    assert stop.value.code == 2 and ("rows are lost" if lost else "--track") in line
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_run_that_begins_again_longer_is_one_of_the_new_length(train) -> None:
+    """It was killed before its first checkpoint, and is resumed with more --total-timesteps."""
+    folder = train("ppo", SMALL).folder
+    (folder / "checkpoint.safetensors").unlink()
+    (folder / "finished.json").unlink()
+    train("ppo", f"--resume {folder} --total-timesteps 640")
+    record = read_record(folder)
+    assert record["args"]["total_timesteps"] == 640 and "lengthened" not in record
+    assert record["command"][-2:] == ["--total-timesteps", "640"] and "320" not in record["command"]
+
+
 def test_metrics_are_on_disk_before_the_checkpoint_that_counts_them(train, monkeypatch) -> None:
     synced, save = [], checkpoint.save
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
@@ -366,7 +399,7 @@ def small_disk(tmp_path: Path) -> Iterator[Any]:
     subprocess.run(["umount", str(folder)], capture_output=True)
 
 
-@pytest.mark.parametrize("size", ["12k", "40k", "200k"])  # of script, checkpoint, second checkpoint
+@pytest.mark.parametrize("size", ["8k", "12k", "40k", "200k"])  # script, record, checkpoints
 def test_a_disk_that_is_really_full(size: str, small_disk, tmp_path: Path) -> None:
     runs = small_disk(size) / "runs"
     words = [sys.executable, str(ROOT / "cleanrl" / "ppo.py"), *SMALL.split(), "--runs-dir"]
@@ -374,6 +407,7 @@ def test_a_disk_that_is_really_full(size: str, small_disk, tmp_path: Path) -> No
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     line = only_line(done.stderr)
     assert done.returncode == 1 and "No space left on device" in line and "Trace" not in done.stderr
+    assert line.startswith(f"error: {runs}")
     assert not list(runs.rglob(".*.partial"))
     kept = list(runs.rglob("checkpoint.safetensors"))
     assert bool(kept) == (size == "200k") == ("last good checkpoint" in line)

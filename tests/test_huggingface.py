@@ -164,7 +164,7 @@ def test_a_pickle_on_the_hub_is_refused(hub: Hub, tmp_path: Path) -> None:
         ("enjoy", "--run RUN --eval-episodes 0", "dummy", "--eval-episodes must be at least 1"),
         ("enjoy", "--run RUN --eval-episodes -3", "dummy", "--eval-episodes must be at least 1"),
         ("enjoy", "--run RUN --seed -1", "dummy", "--seed must not be negative"),
-        ("huggingface", "RUN", "", "not logged in to the hub"),
+        ("huggingface", "RUN", "", "cannot be uploaded: not logged in to the hub"),
         ("huggingface", "nowhere", "dummy", "not the folder of a run"),
     ],
 )

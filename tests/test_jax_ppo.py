@@ -1,6 +1,7 @@
 """PPO in JAX: it is the PPO of ppo.py, and many agents at once are as good as one."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -289,7 +290,7 @@ def test_a_checkpoint_ends_no_episode(train) -> None:
     assert lengths == [5, 5, 5, 5]
 
 
-def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at) -> None:
+def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at, capfd) -> None:
     flags = "--num-seeds 2 --total-timesteps 4096 --num-steps 64 --checkpoints 4 --save-model"
     flags += " --eval-episodes 1"
     train("ppo_jax", flags, "whole")
@@ -319,6 +320,13 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at) 
     for one in (first, second):
         record = json.loads((one / "run.json").read_text())
         assert [change["to"] for change in record["lengthened"]] == [5120]
+
+    shutil.rmtree(second)
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        train("ppo_jax", f"--resume {first} --total-timesteps 6144")
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and f"{second}, trained together with it, is gone" in line
 
 
 def test_seeds_together_are_tracked_as_runs_of_their_own(tmp_path: Path, capfd) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 from fake_runs import make_run
@@ -171,6 +172,49 @@ def test_a_run_without_a_finished_episode_is_not_plotted(capsys: pytest.CaptureF
     assert not (empty / "curve.png").exists()
 
 
+def test_a_curve_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    run = make_run(Path("runs"), 1, 100.0)
+    (run / "curve.png").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        results.main(["plot", "runs"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith(f"error: {run}/curve.png: cannot be written")
+
+
+def test_a_run_that_lost_its_metrics_is_left_out(capsys: pytest.CaptureFixture) -> None:
+    lost = make_run(Path("runs"), 1, 100.0)
+    make_run(Path("runs"), 2, 100.0)
+    (lost / "metrics.csv").unlink()
+    results.main(["show", "runs"])
+    said = capsys.readouterr()
+    assert cells(said.out)[0][4] == "1"
+    assert said.err == f"note: {lost} left out: it has no metrics.csv\n"
+
+
+def test_a_run_that_is_added_or_exported_twice_has_one_curve(tmp_path: Path) -> None:
+    run = make_run(Path("runs"), 1, 100.0)
+    once = len(results.export(tmp_path / "once.parquet", ["runs"]))
+    assert len(results.export(tmp_path / "twice.parquet", ["runs", str(run)])) == once
+    for place, where in ("once", ["runs"]), ("twice", ["runs", str(run)]):
+        results.add(where, tmp_path / place)
+    one, other = (results.load(folder=tmp_path / place) for place in ("once", "twice"))
+    assert len(one) == len(other)
+
+
+def test_what_an_older_result_lacks_is_empty_in_parquet(tmp_path: Path) -> None:
+    make_run(Path("runs"), 1, 100.0)
+    make_run(Path("runs"), 2, 100.0)
+    results.add(["runs"], tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    facts = json.loads(path.read_text())
+    del facts[0]["settings"], facts[0]["greedy_returns"]
+    path.write_text(json.dumps(facts))
+    results.export(tmp_path / "all.parquet", folder=tmp_path)
+    exported = pd.read_parquet(tmp_path / "all.parquet").drop_duplicates("seed").set_index("seed")
+    assert pd.isna(exported.greedy_returns[1]) and pd.isna(exported.settings[1])
+    assert exported.greedy_returns[2] == "[]" and json.loads(exported.settings[2])
+
+
 def test_help_shows_commands_as_they_are_typed(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "cleanrl_utils.results"]
     done = subprocess.run([*words, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -254,6 +298,7 @@ def test_the_command_line() -> None:
         ("show", "show needs a folder, e.g. runs"),
         ("show nowhere", "nowhere: no such folder"),
         ("draw runs", "draw"),
+        ("show --where runs", "--where is not a flag"),
     ]:
         done = subprocess.run([*command, *flags.split()], capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr

@@ -159,6 +159,8 @@ def test_the_window_and_the_metric_are_used(
 
 def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureFixture) -> None:
     make_run(two_versions / "runs", 9, 100.0, tags=["v2"], finished=False)
+    make_run(two_versions / "runs", 9, 100.0, tags=["v4"], name="other", gamma=0.5)
+    make_run(two_versions / "more", 9, 100.0)
     Path("a-file").write_text("")
     assert rlops.main(["--tags", "v1", "v2"]) == 0
     assert "v2: 1 unfinished run: CartPole-v1__ppo__9__v2; left out" in capsys.readouterr().err
@@ -170,6 +172,10 @@ def test_what_does_not_count_is_said(two_versions: Path, capsys: pytest.CaptureF
         (
             "--exp-name ppo --commits fff --env-ids A-v0 B-v0",
             "error: runs: no run of ppo of commit fff on A-v0 or B-v0\n",
+        ),
+        (
+            "--runs-dir runs more --where gamma=0.5",
+            "error: more: no run with --where gamma=0.5\n",
         ),
         ("--tags v1 --metric charts/nothing", "no finished run that logged charts/nothing"),
         ("--runs-dir nowhere", "--runs-dir nowhere: no such folder"),

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ BAD_INPUT = {
     "--env-id a/b/c-v0": ["--env-id", "Malformed"],
     "--env-id Hopper-v2": ["use Hopper-v4 or Hopper-v5"],
     "--env-id Pusher-v4": ["use Pusher-v5"],
-    "--upload-model --save-model": ["not logged in", "HF_TOKEN"],
+    "--upload-model --save-model": ["--upload-model: not logged in", "HF_TOKEN"],
 }
 
 
@@ -245,6 +246,19 @@ def test_every_flag_is_explained(capsys) -> None:
         assert name in text
     for field in TorchArgs.__dataclass_fields__:
         assert f"--{field.replace('_', '-')}" in text
+
+
+@dataclass
+class OwnArgs(TorchArgs):
+    level: Literal[0, 1, 2] = 1
+    """how hard it is"""
+
+
+def test_the_choices_of_an_own_setting_may_be_numbers(capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse_args(OwnArgs, ["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--level how hard it is (one of 0, 1, 2; default: 1)" in text
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from optuna.trial import TrialState  # noqa: E402
 
 from cleanrl_utils import results  # noqa: E402
 from cleanrl_utils import tuner as tuner_module  # noqa: E402
+from cleanrl_utils.analysis.study import requeue  # noqa: E402
 from cleanrl_utils.tuner import RunFailed, Tuner, as_flags, check_settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,6 +251,16 @@ def test_trials_of_a_tuner_that_was_killed_are_queued_again() -> None:
     assert tuner.params_fn(tuner.study.ask()) == {"gamma": lost.params["gamma"]}
 
 
+def test_two_tuners_queue_a_dead_trial_once() -> None:
+    """The second one has read the trials before the first one wrote that it failed."""
+    tuner = make_tuner(dict)
+    tuner.study.ask()
+    (seen,) = tuner.study.get_trials()
+    for _ in range(2):
+        requeue(tuner.study, seen)
+    assert [trial.state.name for trial in tuner.study.trials] == ["FAIL", "WAITING"]
+
+
 def test_scores_are_joined_as_asked() -> None:
     tasks = {"A-v0": [0, 10], "B-v0": [-5, 5]}
     tuner = make_tuner(dict, target_scores=tasks, aggregation_type="min")
@@ -359,6 +370,24 @@ def test_a_study_with_other_parameters_is_not_continued(
     assert stop.value.code == 2 and said.count("\n") == 1 and message in said
 
 
+def test_a_study_of_runs_of_different_lengths_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length is a parameter, or follows from one."""
+    monkeypatch.setattr(Tuner, "one_run", scores_one)
+
+    def lengths(trial: Any) -> dict[str, Any]:
+        thousands = trial.suggest_int("thousands", 1, 1000)
+        return {"total_timesteps": 1000 * thousands}
+
+    def named(trial: Any) -> dict[str, Any]:
+        return {"total_timesteps": trial.suggest_int("total_timesteps", 1, 10**9)}
+
+    for params_fn in (lengths, named):
+        for trials in (2, 4):
+            tuner = make_tuner(params_fn, study_name=params_fn.__name__)
+            tuner.tune(num_trials=trials, num_seeds=1, fresh_seeds=0)
+        assert len(tuner.study.trials) == 4
+
+
 def test_a_script_that_was_edited_during_a_study_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -385,7 +414,8 @@ def test_ctrl_c_is_one_line_and_the_trial_is_queued_again(
     with pytest.raises(SystemExit) as stop:
         tuner.tune(num_trials=1, num_seeds=1)
     assert stop.value.code == 130
-    assert capsys.readouterr().err == "\ninterrupted; the same call continues the study\n"
+    hint = "the same call with study_name='test' continues the study"
+    assert capsys.readouterr().err == f"\ninterrupted; {hint}\n"
     assert [trial.state.name for trial in tuner.study.trials] == ["FAIL", "WAITING"]
 
 

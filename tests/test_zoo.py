@@ -35,6 +35,15 @@ def test_a_run_is_added_listed_and_played_by_name(
     assert len(kept_models.read_zoo(where)) == 1
 
 
+def test_an_unknown_action_is_one_line_that_names_the_others(monkeypatch, capsys) -> None:
+    """Also where the error is as wide as the terminal."""
+    for columns in range(60, 90):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with pytest.raises(BadInput) as stop:
+            zoo.main(["show"])
+        assert stop.value.message == "action must be one of 'list', 'add', got 'show'"
+
+
 def test_an_unknown_name_is_one_line_with_the_nearest_names(capfd) -> None:
     with pytest.raises(BadInput) as bad:
         locate(EnjoyArgs(path="ppo__CartPol-v1"))

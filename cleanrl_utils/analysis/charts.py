@@ -30,8 +30,12 @@ def plot(run: RunFolder, path: Path) -> Path:
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
     figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        plt.close(figure)
     return path
 
 

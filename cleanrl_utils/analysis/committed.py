@@ -11,7 +11,7 @@ from cleanrl_utils.analysis.tables import (
     RunFolder,
     curve,
     fact_settings,
-    find_runs,
+    find_all,
     read_many,
     summary,
 )
@@ -29,7 +29,7 @@ def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> li
     the same settings: `replace` removes those that have others, otherwise nothing is added.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [run for place in where for run in find_runs(place) if run.finished]
+    runs = [run for run in find_all(where) if run.finished]
     require(bool(runs), f"{', '.join(where)}: no finished run found")
     files: dict[str, tuple[list[dict], pd.DataFrame]] = {}
     for exp_name in sorted({run.record["args"]["exp_name"] for run in runs}):
@@ -116,13 +116,13 @@ def export(path: Path, where: Sequence[str] = (), folder: Path = COMMITTED) -> p
     except ImportError:
         raise missing_package("pyarrow", "plot") from None
     if where:
-        runs = [run for place in where for run in find_runs(place)]
+        runs = find_all(where)
         require(bool(runs), f"{', '.join(where)}: no run found")
         data = read_many(runs)
     else:
         data = load(folder=folder)
         for column in data.columns.intersection(["versions", "settings", "greedy_returns"]):
-            data[column] = data[column].map(json.dumps)  # of different lengths
+            data[column] = data[column].map(json.dumps, na_action="ignore")  # of different lengths
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         data.to_parquet(path, index=False)

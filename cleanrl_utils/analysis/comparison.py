@@ -7,9 +7,10 @@ import numpy as np
 
 from cleanrl_utils.analysis import stats
 from cleanrl_utils.analysis.grouping import ABSENT, count, flag_name
-from cleanrl_utils.analysis.sets import RunSet, SetArgs, find_sets, say
+from cleanrl_utils.analysis.sets import RunSet, SetArgs, find_sets
 from cleanrl_utils.analysis.sources import OneRun
 from cleanrl_utils.analysis.tables import markdown_row as row
+from cleanrl_utils.analysis.tables import say
 from cleanrl_utils.errors import require
 
 ENOUGH = 5  # seeds: with fewer, intervals and probabilities are shown with a caution

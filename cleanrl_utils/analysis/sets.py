@@ -1,14 +1,13 @@
 """Sets of runs to compare. Within a set, the runs of a task differ only in their seeds."""
 
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cleanrl_utils.analysis import grouping, sources
 from cleanrl_utils.analysis.grouping import ABSENT, count, flag_name
 from cleanrl_utils.analysis.sources import OneRun
-from cleanrl_utils.analysis.tables import RETURN
+from cleanrl_utils.analysis.tables import RETURN, say
 from cleanrl_utils.errors import BadInput, require
 
 SAME_LENGTH = 1.1  # largest ratio of last steps among runs of one length
@@ -78,10 +77,6 @@ class RunSet:
         return list(dict.fromkeys(run.env_id for run in self.runs))
 
 
-def say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
-
-
 def find_sets(args: SetArgs) -> list[RunSet]:
     """Find the sets: one per combination of source, experiment, tag, commit and split setting."""
     found, places = find_everything(args)
@@ -108,7 +103,7 @@ def find_sets(args: SetArgs) -> list[RunSet]:
         label = label_of(choice, choices, split)
         if not runs and split:
             continue  # not every combination of values was run
-        require(bool(runs), no_run(choice, args.env_ids))
+        require(bool(runs), no_run(choice, args))
         sets.append(RunSet(label, choose(runs, label, args)))
     require(bool(sets), "--split-by: no run has these settings")
     sources.read_curves([run for s in sets for run in s.runs])
@@ -119,14 +114,15 @@ def find_sets(args: SetArgs) -> list[RunSet]:
     return sets
 
 
-def no_run(choice: Sequence[str | None], env_ids: Sequence[str]) -> str:
+def no_run(choice: Sequence[str | None], args: SetArgs) -> str:
     """The error for a set without runs: which source has no run of what."""
     source, exp_name, tag, commit = choice[:4]
     text = f"{source}: no run"
     text += f" of {exp_name}" if exp_name else ""
     text += f" with tag {tag}" if tag else ""
     text += f" of commit {commit}" if commit else ""
-    return text + (f" on {' or '.join(env_ids)}" if env_ids else "")
+    text += f" on {' or '.join(args.env_ids)}" if args.env_ids else ""
+    return text + (f" with --where {' '.join(args.where)}" if args.where else "")
 
 
 def find_everything(args: SetArgs) -> tuple[list[OneRun], list[str]]:

@@ -54,7 +54,7 @@ def runs_of_folder(folder: str) -> list[OneRun]:
     """The runs of a folder; `read_curves` reads the metrics of those that are compared."""
     require(Path(folder).is_dir(), f"--runs-dir {folder}: no such folder")
     found = []
-    for run in tables.find_runs(folder):
+    for run in tables.find_all([folder]):
         record = run.record
         args = record["args"]
         found.append(

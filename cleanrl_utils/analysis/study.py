@@ -2,6 +2,7 @@
 
 import html
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,7 +22,8 @@ try:
         IntDistribution,
         check_distribution_compatibility,
     )
-    from optuna.trial import Trial, TrialState
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.trial import BaseTrial, FixedTrial, TrialState
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import (
         ArgumentError,
@@ -33,6 +35,12 @@ try:
 except ImportError:
     raise missing_package("optuna", "optuna") from None
 
+AGGREGATIONS: dict[str, Callable] = {
+    "average": statistics.fmean,
+    "median": statistics.median,
+    "max": max,
+    "min": min,
+}
 SCORED = "scored"  # key in the study of what its scores are
 LENGTH = "total-timesteps"
 CODES = "codes"  # key in the study of the versions of the code that its trials ran
@@ -42,7 +50,7 @@ ATTEMPTS = 4  # to open a study: several machines may create its tables at once
 class AnyTrial:
     """Optuna's trial, also with the names that suggest_float had in earlier versions."""
 
-    def __init__(self, trial: Trial):
+    def __init__(self, trial: BaseTrial):
         self._trial = trial
 
     def __getattr__(self, name: str) -> Any:
@@ -82,6 +90,15 @@ def open_study(storage: str, **settings: Any) -> optuna.Study:
 
 def without_password(storage: str) -> str:
     return make_url(storage).render_as_string(hide_password=True)
+
+
+def requeue(study: optuna.Study, trial: BaseTrial) -> None:
+    """Mark an interrupted trial as failed, and queue its settings for a new trial."""
+    try:
+        study.tell(trial.number, state=TrialState.FAIL)
+    except (UpdateFinishedTrialError, ValueError):  # another tuner has just requeued it
+        return
+    study.enqueue_trial(trial.params)
 
 
 def study_page(study: optuna.Study, facts: list[str], command: str) -> str:
@@ -165,7 +182,7 @@ def check_same_space(study: optuna.Study, params_fn: Callable[[Any], Mapping[str
     if not earlier:
         return
     now = optuna.create_study().ask()  # of a study in memory: only to see the parameters
-    length = length_of(params_fn(AnyTrial(now)))
+    params_fn(AnyTrial(now))
     for trial in earlier:
         for name, old in trial.distributions.items():
             new = now.distributions.get(name, old)
@@ -175,14 +192,26 @@ def check_same_space(study: optuna.Study, params_fn: Callable[[Any], Mapping[str
                 differs = f"has {name} {describe(old)}, this call {describe(new)}"
                 raise other_study(study, differs) from None
         old_length = length_of(trial.user_attrs["params"])
-        fixed = LENGTH not in {**trial.params, **now.params}
-        if fixed and length != old_length and trial.state != TrialState.FAIL:
+        length = length_with(params_fn, {**now.params, **trial.params}, old_length)
+        if length != old_length and trial.state != TrialState.FAIL:
             raise other_study(study, f"has {LENGTH} {old_length}, this call {length}")
 
 
 def length_of(params: Mapping[str, Any]) -> Any:
     """The total timesteps among these settings, "unset" without."""
     return {name.replace("_", "-"): value for name, value in params.items()}.get(LENGTH, "unset")
+
+
+def length_with(
+    params_fn: Callable[[Any], Mapping[str, Any]], values: dict[str, Any], unknown: Any
+) -> Any:
+    """The total timesteps with these values of the parameters; `unknown` if it takes others."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # values of an earlier call may be out of range
+            return length_of(params_fn(AnyTrial(FixedTrial(values))))
+    except ValueError:
+        return unknown
 
 
 def describe(space: BaseDistribution) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,6 +52,24 @@ def find_runs(where: str | Path) -> list[RunFolder]:
     """
     found = run_folder.find_records(where)
     return [RunFolder(folder, record) for folder, record in found]
+
+
+def find_all(places: Sequence[str]) -> list[RunFolder]:
+    """Every run at or below several folders, each once; those without metrics are left out."""
+    for place in places:
+        require(Path(place).is_dir(), f"{place}: no such folder")
+    every = [run for place in places for run in find_runs(place)]
+    found = []
+    for run in {run.folder.resolve(): run for run in every}.values():
+        if run_folder.has_metrics(run.folder):
+            found.append(run)
+        else:
+            say(f"{run.folder} left out: it has no {run_folder.METRICS}")
+    return found
+
+
+def say(note: str) -> None:
+    print(f"note: {note}", file=sys.stderr)
 
 
 def read_metrics(folder: str | Path) -> pd.DataFrame:

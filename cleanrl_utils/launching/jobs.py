@@ -181,9 +181,11 @@ class Job:
     def finished(self) -> bool:
         """Whether its run is finished."""
         folder = self.folder
-        if folder is None:  # not a script of this project: only its exit status is known
-            return self.note("status") == "finished"
-        return run_folder.is_finished(folder)
+        if folder is not None:
+            return run_folder.is_finished(folder)
+        if (self.home / "folder").exists():  # the run's folder was deleted
+            return False
+        return self.note("status") == "finished"  # not a script of this project
 
     def words(self) -> list[str]:
         """The command line to run now: of a new run, or to resume an interrupted one."""

@@ -283,6 +283,10 @@ def can_resume(folder: Path) -> bool:
 # -- metrics -------------------------------------------------------------------------------------
 
 
+def has_metrics(folder: Path) -> bool:
+    return (folder / METRICS).exists()
+
+
 def read_metrics(folder: str | Path) -> "pd.DataFrame":
     """All logged values of a run: columns step, seconds, tag, value."""
     import pandas as pd

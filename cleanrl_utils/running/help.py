@@ -73,7 +73,7 @@ def remarks(kind: Any, name: str, default: Any) -> str:
     """The choices and the default of a setting, in brackets; empty without any."""
     parts = []
     if get_origin(kind) is Literal:
-        choices = [choice for choice in get_args(kind) if choice]
+        choices = [str(choice) for choice in get_args(kind) if choice != ""]
         parts.append(f"one of {', '.join(choices)}")
     if shown(default):
         parts.append(f"default: {shown(default)}")

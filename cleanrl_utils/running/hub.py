@@ -27,13 +27,13 @@ def repository_name(args: dict[str, Any], hf_entity: str = "") -> str:
     return f"{hf_entity}/{name}" if hf_entity else name
 
 
-def require_login() -> None:
-    """Stop before training if --upload-model would fail after it for lack of a login."""
-    with plain_errors("--upload-model"):
+def require_login(what: str = "--upload-model") -> None:
+    """Stop before training if an upload would fail after it; `what` begins the error."""
+    with plain_errors(what):
         from huggingface_hub import get_token
 
         hint = "set HF_TOKEN or run `hf auth login`"
-        require(get_token() is not None, f"cannot upload: not logged in to the hub: {hint}")
+        require(get_token() is not None, f"{what}: not logged in to the hub: {hint}")
 
 
 def upload(folder: Path, hf_entity: str) -> None:

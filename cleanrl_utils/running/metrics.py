@@ -23,9 +23,7 @@ class CsvWriter:
 
     def __init__(self, path: Path, keep_bytes: int | None = None):
         if keep_bytes is not None:
-            size = path.stat().st_size if path.exists() else 0
-            lost = f"{path}: rows are lost ({size:,} bytes, {keep_bytes:,} at the last checkpoint)"
-            require(size >= keep_bytes, f"{lost}; restore the file or start a new run")
+            require_rows(path, keep_bytes)
             os.truncate(path, keep_bytes)
         else:
             path.write_text(HEADER)
@@ -62,6 +60,13 @@ class CsvWriter:
         self.file.close()
 
 
+def require_rows(path: Path, size: int) -> None:
+    """Stop if metrics.csv is smaller than it was at the last checkpoint."""
+    found = path.stat().st_size if path.exists() else 0
+    lost = f"{path}: rows are lost ({found:,} bytes, {size:,} at the last checkpoint)"
+    require(found >= size, f"{lost}; restore the file or start a new run")
+
+
 class WandbWriter:
     """Weights & Biases; imported only if --track is given."""
 
@@ -71,15 +76,14 @@ class WandbWriter:
         except ImportError:
             raise BadInput("--track needs the package wandb: pip install wandb") from None
         identity = folder / "wandb_id.txt"
-        if not identity.exists():
-            identity.write_text(secrets.token_hex(4))
+        run_id = identity.read_text() if identity.exists() else secrets.token_hex(4)
         self.wandb = wandb
         try:
             self.run = wandb.init(
                 project=args.wandb_project_name,
                 entity=args.wandb_entity,
                 name=name,
-                id=identity.read_text(),
+                id=run_id,
                 resume="allow",
                 reinit="create_new",  # --num-seeds has several at once
                 config=config,
@@ -91,6 +95,7 @@ class WandbWriter:
             login = any(word in reason.lower() for word in ("key", "login", "log in"))
             hint = "; `wandb login` asks for it, WANDB_MODE=offline needs none" if login else ""
             raise BadInput(f"--track: {reason}{hint}") from None
+        identity.write_text(run_id)
         self.run.define_metric("global_step")
         self.run.define_metric("*", step_metric="global_step")
 
@@ -185,16 +190,15 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def open_writers(args: Any, name: str, folder: Path, record: dict, step: int) -> list[Any]:
+def open_writers(args: Any, name: str, folder: Path, settings: dict, step: int) -> list[Any]:
     """Open TensorBoard and, with --track, W&B; does not change the random generators."""
     with rng.preserved():
+        trackers = [WandbWriter(args, name, folder, settings)] if args.track else []
         board = TensorBoardWriter(folder, purge_step=step + 1 if args.resume else None)
-        rows = "\n".join(f"|{key}|{value}|" for key, value in record["args"].items())
+        rows = "\n".join(f"|{key}|{value}|" for key, value in settings.items())
         board.text("hyperparameters", f"|param|value|\n|-|-|\n{rows}")
-        board.hyperparameters(record["args"])
-        if not args.track:
-            return [board]
-        return [board, WandbWriter(args, name, folder, record["args"])]
+        board.hyperparameters(settings)
+        return [board, *trackers]
 
 
 def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:

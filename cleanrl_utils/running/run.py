@@ -39,6 +39,7 @@ from cleanrl_utils.running.metrics import (
 )
 from cleanrl_utils.running.saving import (
     DEFAULT_CHECKPOINTS,
+    KEEP_FINISHED,
     MAX_DEFAULT_BYTES,
     NEW_RUN,
     Checkpoints,
@@ -48,7 +49,6 @@ from cleanrl_utils.speed.profile import Profile, make_profile
 
 __all__ = ["LargeArgs", "PixelArgs", "Run", "RunArgs", "TorchArgs", "parse_args", "require"]
 
-KEEP_FINISHED = 64 * 2**20  # bytes: larger checkpoints are deleted when the run finishes
 EVAL_SEED = 0xE7A1  # makes the seeds of evaluation differ from those of training
 
 
@@ -110,7 +110,6 @@ class Run(Checkpoints):
         if self.args.resume:
             with self._writing(), self._unlocked_if_refused():
                 start, before = self._restore()
-                self._note_edited_code(before["step"])
         size = checkpoint.nbytes(state)
         unset = self.args.checkpoints is None
         if unset:  # a resumed run has the number in its settings
@@ -121,6 +120,8 @@ class Run(Checkpoints):
             if not self.args.resume and self.writes:
                 self._write_record()
             self._open(before)
+            if self.args.resume and self.writes:  # only now: nothing refuses to resume any more
+                self._note_changes(before["step"])
         if hasattr(state.get("envs"), "stop"):  # called when an environment fails
             state["envs"].stop = self._stop
         what = f"resumes at step {before['step']:,}" if start else "starts"
@@ -248,10 +249,13 @@ class Run(Checkpoints):
     def _env_id(self) -> str:
         return getattr(self.args, "env_id", "")
 
+    def _note_changes(self, step: int) -> None:
+        """Record what differs from now on in a resumed run: its length, its code."""
+        self._note_length(step)
+        self._note_edited_code(step)
+
     def _note_edited_code(self, step: int) -> None:
         """Record that other code continues the run, so that its results do not count as one's."""
-        if not self.writes:
-            return
         record = folder.read_record(self.folder)
         code = source.code_of(self.script, self._env_id)
         before = folder.codes_of(record)
@@ -283,21 +287,22 @@ class Run(Checkpoints):
         self._last_eval = before["last_eval"]
         self._best_eval = before["best_eval"]
         self._restarts = before["restarts"]
-        if self.writes:
-            self._csv = CsvWriter(self.folder / folder.METRICS, before["csv_bytes"])
-        else:
-            self._csv = CsvWriter(Path(os.devnull))
         if not self.csv_only:
-            record = folder.read_record(self.folder)
+            settings = folder.read_record(self.folder)["args"]
+            if "total_timesteps" in settings:  # a resumed run may be longer than its record says
+                settings["total_timesteps"] = self.args.total_timesteps
             step = before["step"]
             try:
-                self._writers = open_writers(self.args, self.name, self.folder, record, step)
+                self._writers = open_writers(self.args, self.name, self.folder, settings, step)
             except BadInput:  # --track failed: leave no empty run behind
-                self._csv.close()
                 if not self.args.resume:
                     for run in [self, *getattr(self, "siblings", [])]:
                         shutil.rmtree(run.folder)
                 raise
+        if self.writes:
+            self._csv = CsvWriter(self.folder / folder.METRICS, before["csv_bytes"])
+        else:
+            self._csv = CsvWriter(Path(os.devnull))
         self._progress = Progress(self._phases(), before["step"], quiet=self.quiet)
         self._progress.returns.extend(before["returns"])
         self._progress.lengths.extend(before["lengths"])

@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder, rng, source
+from cleanrl_utils.running.metrics import require_rows
 from cleanrl_utils.running.run import Run, RunArgs, parse_args
 from cleanrl_utils.running.saving import NEW_RUN
 from cleanrl_utils.running.settings import Count
@@ -119,9 +120,9 @@ class Runs(Run):
         start = super().resume(total, **state)
         for run, before in zip(self.siblings, self._siblings_before, strict=True):
             run.total = total
-            if self.args.resume:
-                run._note_edited_code(before["step"])
             run._open(before)
+            if self.args.resume:
+                run._note_changes(before["step"])
         if self.siblings:
             self.say(f"together with {len(self.siblings)} more runs, seeds up to {self.seeds[-1]}")
         return start
@@ -176,6 +177,8 @@ class Runs(Run):
     def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
         start, metadata = super()._load(path)
         self._siblings_before = metadata["siblings"]
+        for run, before in zip(self.siblings, self._siblings_before, strict=True):
+            require_rows(run.folder / folder.METRICS, before["csv_bytes"])
         return start, metadata
 
     def _write_record(self) -> None:
@@ -189,17 +192,6 @@ class Runs(Run):
         record["siblings"] = [run.folder.name for run in self.siblings]
         folder.write_record(self.folder, record)
 
-    def _extend(self, record: dict[str, Any], step: int) -> None:
-        super()._extend(record, step)
-        total = self.args.total_timesteps
-        lengthened = record["lengthened"]
-        for run in self.siblings:
-            record = folder.read_record(run.folder)
-            record["args"]["total_timesteps"] = run.args.total_timesteps = total
-            record["lengthened"] = lengthened
-            folder.write_record(run.folder, record)
-            folder.remove_summary(run.folder)
-
     def _close(self) -> None:
         super()._close()
         for run in self.siblings:
@@ -212,7 +204,11 @@ def find_siblings(first: Path) -> list[Path]:
     if "trained_with" in record:
         other = first.parent / record["trained_with"]
         raise BadInput(f"--resume {first}: it was trained together with others; resume {other}")
-    return [first.parent / name for name in record.get("siblings", [])]
+    siblings = [first.parent / name for name in record.get("siblings", [])]
+    for other in siblings:
+        gone = f"--resume {first}: {other}, trained together with it, is gone; start a new run"
+        require(folder.has_record(other), gone)
+    return siblings
 
 
 def segment_length(iterations: int, agents: int) -> int:

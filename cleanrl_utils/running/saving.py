@@ -1,6 +1,5 @@
 """Checkpoints of a run: when to write one, what it holds, how to resume from it."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,12 @@ import numpy as np
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import checkpoint, folder, rng
 from cleanrl_utils.running.logs import Logs
+from cleanrl_utils.running.metrics import require_rows
 from cleanrl_utils.running.stored import has_type, one_line
 
 DEFAULT_CHECKPOINTS = 10
 STEPS_BETWEEN_RESTARTS = 50_000  # per environment, if a checkpoint restarts the environments
+KEEP_FINISHED = 64 * 2**20  # bytes: larger checkpoints are deleted when the run finishes
 MAX_DEFAULT_BYTES = 2**30  # larger checkpoints are written only if --checkpoints asks for them
 # state that may hold NaN: rewards and observations, or slots that are not filled yet
 NOT_PARAMETERS = {"envs", "episodes", "memory", "replay", "random_streams", "recent_returns"}
@@ -109,7 +110,7 @@ class Checkpoints(Logs):
         return name not in NOT_PARAMETERS and not isinstance(self.state.get(name), np.ndarray)
 
     def _restore(self) -> tuple[int, dict[str, Any]]:
-        """Restore the last checkpoint. Returns the first iteration and the progress until then."""
+        """Restore the last checkpoint; returns the first iteration and the progress until then."""
         path = self.folder / folder.CHECKPOINT
         where = f"--resume {self.folder}"
         record = folder.read_record(self.folder, "--resume")
@@ -125,13 +126,10 @@ class Checkpoints(Logs):
             # A run that was killed before its first checkpoint starts again from the beginning.
             never = f"{where}: the run has no checkpoints (--checkpoints 0); start a new run"
             require(self.args.checkpoints != 0, never)
-            large = f"{where}: its last checkpoint was too large to keep; start a new run"
-            require(not finished, large)
+            large = f"those above {KEEP_FINISHED >> 20} MiB are deleted when a run finishes"
+            require(not finished, f"{where}: it has no checkpoint: {large}; start a new run")
             return 0, NEW_RUN
-        start, before = self._load(path)
-        if longer and self.writes:
-            self._extend(record, before["step"])
-        return start, before
+        return self._load(path)
 
     def _load(self, path: Path) -> tuple[int, dict[str, Any]]:
         metadata, saved = checkpoint.load(path)
@@ -143,6 +141,8 @@ class Checkpoints(Logs):
         iteration = metadata["iteration"]
         within = 0 <= iteration <= self.total
         require(within, f"{path}: of iteration {iteration}, but the run has {self.total}")
+        if self.writes:
+            require_rows(self.folder / folder.METRICS, metadata["csv_bytes"])
         names = {*self.state, "random_streams"}
         require(set(saved) == names, f"{path}: does not hold the state of this script")
         try:
@@ -153,16 +153,22 @@ class Checkpoints(Logs):
             raise BadInput(f"{path}: does not fit this run ({one_line(error)})") from None
         return iteration, metadata
 
-    def _extend(self, record: dict[str, Any], step: int) -> None:
-        """Record that the run continues beyond its first end."""
-        old = record["args"]["total_timesteps"]
+    def _note_length(self, step: int) -> None:
+        """Record that the run, resumed at this step, is longer than before."""
+        record = folder.read_record(self.folder)
+        old = record["args"].get("total_timesteps")
+        if old is None or self.args.total_timesteps <= old:
+            return
         new = self.args.total_timesteps
         record["args"]["total_timesteps"] = new
-        record.setdefault("lengthened", []).append({"at_step": step, "from": old, "to": new})
+        if step:
+            record.setdefault("lengthened", []).append({"at_step": step, "from": old, "to": new})
+            self.say(
+                f"--total-timesteps was {old:,}, is now {new:,}: from here on schedules"
+                " (learning rate, exploration) follow the new length"
+            )
+        else:  # it begins again: an ordinary run of the new length
+            words = folder.drop_flags(record["command"], {"total_timesteps"})
+            record["command"] = [*words, "--total-timesteps", str(new)]
         folder.write_record(self.folder, record)
         folder.remove_summary(self.folder)
-        print(
-            f"--total-timesteps was {old:,}, is now {new:,}: from here on schedules (learning rate,"
-            f" exploration) follow the new length",
-            file=sys.stderr,
-        )

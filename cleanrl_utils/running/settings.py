@@ -23,7 +23,7 @@ import tyro
 
 from cleanrl_utils.errors import BadInput, quiet_interrupts, require
 from cleanrl_utils.running import folder as run_folder
-from cleanrl_utils.running.help import print_command_help, print_help
+from cleanrl_utils.running.help import is_positional, print_command_help, print_help
 from cleanrl_utils.running.source import script_file
 from cleanrl_utils.running.stored import restore_settings
 from cleanrl_utils.running.tuned import tuned_flags
@@ -212,8 +212,9 @@ def flag(field: str) -> str:
 def normalise(cls: type, argv: list[str]) -> list[str]:
     """Accept `--cuda False`, `--capture_video`, `--total-timesteps 1e6`; refuse unknown flags."""
     types = get_type_hints(cls)
-    kinds = {flag(field.name): types[field.name] for field in dataclasses.fields(cls)}
-    is_script = issubclass(cls, RunArgs)  # else a tool
+    is_script = issubclass(cls, RunArgs)  # else a tool, which may have positional arguments
+    named = [x.name for x in dataclasses.fields(cls) if is_script or not is_positional(cls, x)]
+    kinds = {flag(name): types[name] for name in named}
     words = list(argv)
     out = []
     while words:
@@ -304,7 +305,7 @@ REWORDED = [
     (r"Missing from .*?: \S+ (.*?)( \(required\))?", r"missing: \1"),
     (r"Missing value for argument '(.*?)'.*", r"\1 needs a value"),
     (
-        r"invalid choice (.*?) for argument '(.*?)'\. Expected one of \((.*)\)\.",
+        r"invalid choice (.*?) for argument '(.*?)'\. Expected one of \((.*)\) ?\.",
         r"\2 must be one of \3, got \1",
     ),
     (

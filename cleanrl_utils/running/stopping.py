@@ -24,6 +24,9 @@ class Stopping:
     def _close(self) -> None:
         raise NotImplementedError
 
+    def say(self, text: str) -> None:
+        raise NotImplementedError
+
     def _how_to_resume(self) -> str:
         """The command that continues a run which stops now, if it has a checkpoint."""
         if not (self.folder / folder.CHECKPOINT).exists():
@@ -38,8 +41,8 @@ class Stopping:
         raise Stopped(f"{why}; stopped, {self._how_to_resume()}")
 
     def _stop_writing(self, error: OSError) -> None:
-        what = f"{error.filename}: " if error.filename else f"{self.folder}: "
-        self._stop(f"{what}cannot be written ({error.strerror or error})")
+        file = error.filename2 or error.filename or self.folder  # filename2: the target of a copy
+        self._stop(f"{file}: cannot be written ({error.strerror or error})")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
