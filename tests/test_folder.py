@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,29 @@ def test_only_a_whole_record_is_one(tmp_path: Path, change: dict[str, Any]) -> N
     with pytest.raises(SystemExit) as stop:
         folder.read_record(tmp_path, "--resume")
     assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"env_id": "x" * 300},
+        {"exp_name": "é" * 200},
+        {"runs_dir": "x" * 300},
+        {"runs_dir": "new/" + "x" * 300},
+        {"env_id": "\0"},
+    ],
+)
+def test_a_name_that_no_folder_can_have_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, names: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = {"env_id": "CartPole-v1", "exp_name": "ppo", "seed": 1, "runs_dir": "runs"}
+    with pytest.raises(SystemExit) as stop:
+        folder.new_folder(SimpleNamespace(**args | names))
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1
+    assert all(flag in said for flag in ("--runs-dir", "--env-id", "--exp-name"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "[" * 100_000, "\x00"])

@@ -17,8 +17,10 @@ from conftest import ROOT
 
 from cleanrl import dqn, ppo
 from cleanrl_utils import enjoy, huggingface, reproduce
+from cleanrl_utils.environments.vector import SyncVectorEnv
 from cleanrl_utils.running import checkpoint, evaluation, folder
 from cleanrl_utils.running.settings import parse_args
+from cleanrl_utils.running.stored import restore_settings
 
 ENV_ID = "CartPole-v1"
 
@@ -133,6 +135,25 @@ def run_folder(tmp_path: Path, **changes: Any) -> Path:
     }
     folder.write_record(place, record | changes)
     return place
+
+
+def test_whole_numbers_are_floats_where_the_setting_is_one() -> None:
+    settings = {"learning_rate": 10**30, "gamma": 1, "target_kl": 2, "seed": 3, "norm_adv": True}
+    args = restore_settings(ppo.Args, settings, "x")
+    kinds = {name: type(getattr(args, name)) for name in settings}
+    assert list(kinds.values()) == [float, float, float, int, bool]
+    with pytest.raises(SystemExit):  # as inf
+        restore_settings(ppo.Args, {"learning_rate": 10**400}, "x")
+
+
+def test_a_saved_observation_that_does_not_fit_is_refused(capsys) -> None:
+    envs = SyncVectorEnv([ppo.make_env(ENV_ID, 1, 0, False, "")])
+    envs.reset(seed=1)
+    saved = envs.state_dict()
+    forged = saved | {"obs": saved["obs"][0, :3]}
+    assert "(3,)" in refused(capsys, envs.load_state_dict, forged)
+    envs.load_state_dict(saved)
+    envs.close()
 
 
 def test_names_of_scripts_that_no_file_can_have_are_refused(

@@ -47,6 +47,7 @@ class ReplayState:
     obs: Any  # the latest observations
     ended: np.ndarray  # True where an episode has ended: the next step only resets
     num_envs: int
+    observation_space: gym.Space
     call: Callable
     set_attr: Callable
     stop: Callable[[str], None] = staticmethod(failures.stop_now)  # replaced by the run
@@ -63,6 +64,8 @@ class ReplayState:
         return {"obs": self.obs, "envs": list(self.call("saved_state"))}
 
     def load_state_dict(self, saved: State) -> None:
+        cause = failures.check_observation(saved["obs"], self.observation_space)
+        require(not cause, f"the saved state of the environments does not fit: {cause}")
         self.set_attr("to_replay", saved["envs"])
         replayed = self.call("replay")
         self.obs = saved["obs"]

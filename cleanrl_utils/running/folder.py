@@ -14,6 +14,7 @@ Nothing else opens run.json, finished.json or metrics.csv.
 """
 
 import atexit
+import errno
 import json
 import os
 import re
@@ -54,7 +55,9 @@ def new_folder(args: Any) -> Path:
     env_id = getattr(args, "env_id", "env").split(":")[-1]
     stamp = int(time.time())
     base = Path(args.runs_dir) / f"{env_id}__{args.exp_name}__{args.seed}__{stamp}"
-    new_parents = [folder for folder in base.parents if not folder.exists()]
+    names_a_folder = "\0" not in str(base)
+    require(names_a_folder, "--runs-dir, --env-id, --exp-name: null characters are not allowed")
+    new_parents = [folder for folder in base.parents if not os.path.exists(folder)]
     for attempt in range(1000):
         folder = base if attempt == 0 else base.with_name(f"{base.name}_{attempt}")
         try:
@@ -64,9 +67,11 @@ def new_folder(args: Any) -> Path:
                 continue
             raise BadInput(f"--runs-dir {args.runs_dir}: is a file, not a folder") from None
         except OSError as error:
-            raise BadInput(
-                f"--runs-dir {args.runs_dir}: cannot write there ({error.strerror})"
-            ) from None
+            remove_if_empty(new_parents)
+            what = "cannot write there"
+            if error.errno == errno.ENAMETOOLONG:
+                what = "with --env-id and --exp-name, which name the run's folder"
+            raise BadInput(f"--runs-dir {args.runs_dir}: {what} ({error.strerror})") from None
         atexit.register(remove_if_empty, [folder, *new_parents])
         return folder
     raise BadInput(f"--runs-dir {args.runs_dir}: too many runs of this name in one second")
@@ -76,10 +81,9 @@ def remove_if_empty(folders: list[Path]) -> None:
     for folder in folders:
         try:
             folder.rmdir()
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):  # it does not exist
+                return
 
 
 # -- writing -----------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Settings read from a file, a run.json or a model, that may be old or made by somebody else."""
 
 import dataclasses
+import math
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,13 +20,22 @@ def restore_settings(cls: type[S], values: Mapping[str, Any], where: str) -> S:
             text = repr(value)
             text = text if len(text) < 60 else f"{text[:60]}..."
             raise BadInput(f"{where}: its setting {name} has a wrong value, {text}")
+    exact = {name: as_typed(value, hints[name]) for name, value in values.items()}
     try:
         with silenced():
-            return cls(**values)
+            return cls(**exact)
     except BadInput as error:
         raise BadInput(f"{where}: {error.message}") from None
     except Exception as error:  # from the class's own checks
         raise BadInput(f"{where}: its settings cannot be used ({one_line(error)})") from None
+
+
+def as_typed(value: Any, hint: Any) -> Any:
+    """A whole number as a float where the setting is one: JSON may have written 1 for 1.0."""
+    is_float = float in (hint, *get_args(hint)) and int not in get_args(hint)
+    if is_float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < sys.float_info.max else math.inf
+    return value
 
 
 def known_settings(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
