@@ -217,10 +217,10 @@ def test_damaged_and_forged_files(run_folder: Path, train, capfd, monkeypatch) -
     whole = {path: path.read_bytes() for path in run_folder.iterdir() if path.is_file()}
     names = {path.name for path in run_folder.rglob("*")}
     there = fresh(Path())
-    moment = random.Random(18)
     modules = set(sys.modules)
     counts = {0: 0, 1: 0, 2: 0}
     for case in range(CASES):
+        moment = random.Random(case)  # a case is the same, whatever the length of files before
         path = (model, saved, record)[case % 3]
         if path is record and moment.random() < 0.8:
             changed = mutate_json(json.loads(whole[record]), moment)

@@ -88,6 +88,7 @@ BAD_INPUT = {
     "--clip-coef -0.1": ["--clip-coef", "at least 0"],
     "--exp-name a/b": ["--exp-name", "/"],
     "--env-kwargs max_episode_steps=0": ["--env-kwargs", "max_episode_steps", "positive"],
+    "--env-kwargs --resume=nowhere": ["--resume nowhere: not the folder of a run"],
     "--env-kwargs gravity=1 --env-kwargs length=2": ["--env-kwargs is given twice"],
     "--env-id faulty:WithStatistics-v0": ["--env-id", "leave out that wrapper"],
     "--env-id faulty:NoSize-v0": ["--env-id", "no fixed size"],

@@ -232,11 +232,13 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
             out.append(switch(name, positive, value))
             continue
         values = [value] if equals else []
+        takes_many = get_origin(kind) in (list, tuple)
         if not equals and words:
-            values.append(words.pop(0))  # even one that begins with --
+            if not takes_many:
+                values.append(words.pop(0))  # even one that begins with --
             while words and not words[0].startswith("--"):  # --device-ids 0 1
                 values.append(words.pop(0))
-        if get_origin(kind) in (list, tuple):
+        if takes_many:
             again = f"{name} is given twice: give all its values at once, {name} A B"
             require(name not in out, again)
         number = number_type(kind)
