@@ -24,6 +24,7 @@ from cleanrl import qdagger_dqn_atari_impalacnn as qdagger
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.replay.buffers import FrameReplayBuffer
 from cleanrl_utils.running import checkpoint
+from cleanrl_utils.running.folder import Metrics
 from cleanrl_utils.running.evaluation import load_teacher, save_model
 from cleanrl_utils.running.metrics import Progress
 
@@ -405,6 +406,7 @@ def test_each_phase_has_its_steps_and_its_tags(num_envs: int, train: Callable, m
     flags += " --total-timesteps 30 --learning-starts 6 --train-frequency 5 --batch-size 2"
     flags += " --buffer-size 100 --checkpoints 1 --teacher-eval-episodes 2"
     done = train(NAME, f"{flags} --teacher-model teacher.cleanrl_model")
+    assert Metrics(done.folder).total == 12 + 7 + 30  # what the benchmark's line counts
     counts = {int(x["step"]) for x in done.variables["optimizer"].state.values()}
     assert counts == {7 + len(range(10, 31, 5))}
     steps: dict[str, list[int]] = {}

@@ -312,8 +312,8 @@ class Metrics:
         self.offset = 0
         self.rest = ""
         record = find_record(folder) or {"args": {}}
-        total = record["args"].get("total_timesteps")
-        self.total = total if isinstance(total, int) else 0
+        steps = record["args"].get("total_timesteps"), record.get("steps_of_other_phases", 0)
+        self.total = sum(steps) if all(isinstance(x, int) for x in steps) else 0
 
     def new(self) -> Iterator[tuple[int, float, str, float]]:
         """The rows (step, seconds, tag, value) added since the last call."""

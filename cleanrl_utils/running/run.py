@@ -340,6 +340,10 @@ class Run(Checkpoints):
         processes = getattr(self.args, "world_size", 1)  # of torchrun, in the script that uses it
         if processes > 1:
             record["processes"] = processes
+        steps = sum(self._phases().values())
+        other = steps - getattr(self.args, "total_timesteps", steps)
+        if other:
+            record["steps_of_other_phases"] = other  # --total-timesteps does not count them
         folder.write_record(self.folder, record)
         path = os.environ.get("CLEANRL_FOLDER_FILE")  # tells the launcher where the run is
         if path:
