@@ -24,8 +24,8 @@ from cleanrl import qdagger_dqn_atari_impalacnn as qdagger
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.replay.buffers import FrameReplayBuffer
 from cleanrl_utils.running import checkpoint
-from cleanrl_utils.running.folder import Metrics
 from cleanrl_utils.running.evaluation import load_teacher, save_model
+from cleanrl_utils.running.folder import Metrics
 from cleanrl_utils.running.metrics import Progress
 
 pytest.importorskip("cv2")

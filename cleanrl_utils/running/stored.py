@@ -31,9 +31,9 @@ def restore_settings(cls: type[S], values: Mapping[str, Any], where: str) -> S:
 
 
 def as_typed(value: Any, hint: Any) -> Any:
-    """A whole number as a float where the setting is one: JSON may have written 1 for 1.0."""
+    """A whole number above 64 bits as a float where the setting is one: torch cannot convert it."""
     is_float = float in (hint, *get_args(hint)) and int not in get_args(hint)
-    if is_float and isinstance(value, int) and not isinstance(value, bool):
+    if is_float and isinstance(value, int) and abs(value) >= 2**63:
         return float(value) if abs(value) < sys.float_info.max else math.inf
     return value
 
