@@ -233,11 +233,10 @@ def normalise(cls: type, argv: list[str]) -> list[str]:
             continue
         values = [value] if equals else []
         takes_many = get_origin(kind) in (list, tuple)
-        if not equals and words:
-            if not takes_many:
-                values.append(words.pop(0))  # even one that begins with --
-            while words and not words[0].startswith("--"):  # --device-ids 0 1
-                values.append(words.pop(0))
+        if not equals and words and not takes_many:
+            values.append(words.pop(0))  # even one that begins with --
+        while not equals and words and not words[0].startswith("--"):  # --device-ids 0 1
+            values.append(words.pop(0))
         if takes_many:
             again = f"{name} is given twice: give all its values at once, {name} A B"
             require(name not in out, again)
