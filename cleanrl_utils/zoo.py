@@ -66,8 +66,9 @@ def facts_of(run: Path) -> Kept:
 
 
 def add(run: Path, where: Path = ZOO) -> Kept:
-    """Keep the model of a run."""
+    """Keep the model of a run, and say so."""
     kept = facts_of(run)
+    before = [other for other in read_zoo(where) if other.name == kept.name]
     model = folder.find_models(run)[0]
     evaluation.load_model(model)  # it must be loadable with the code of cleanrl/
     others = [path for path in where.glob(f"*{folder.MODEL}") if path.stem != kept.name]
@@ -78,6 +79,9 @@ def add(run: Path, where: Path = ZOO) -> Kept:
     shutil.copyfile(model, model_of(kept.name, where))
     facts = json.dumps(asdict(kept), indent=1) + "\n"
     model_of(kept.name, where).with_suffix(".json").write_text(facts)
+    line = f"zoo/{kept.name}: return {kept.episodic_return:g} over {kept.episodes} episodes"
+    replaced = f"; replaces a model with {before[0].episodic_return:g}" if before else ""
+    print(line + replaced)
     return kept
 
 
@@ -98,8 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     require(bool(args.runs), "add needs the folder of a run, e.g. runs/NAME")
     for run in args.runs:
-        kept = add(Path(run))
-        print(f"zoo/{kept.name}: return {kept.episodic_return:g} over {kept.episodes} episodes")
+        add(Path(run))
         if args.film:
             from cleanrl_utils.pages import films
 

@@ -31,7 +31,9 @@ def test_a_run_is_added_listed_and_played_by_name(
     )
     played = enjoy(EnjoyArgs(path="ppo__CartPole-v1", eval_episodes=2))
     assert len(played) == 2
-    zoo.add(run, where)  # replaces
+    assert "replaces" not in capsys.readouterr().out
+    zoo.add(run, where)
+    assert f"replaces a model with {kept.episodic_return:g}" in capsys.readouterr().out
     assert len(kept_models.read_zoo(where)) == 1
 
 
