@@ -60,7 +60,7 @@ run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_impalacnn.py --exp-name qdagger_s
     --offline-steps 4000 --total-timesteps 16000 --torch-threads 1 \
     --teacher-model "$(teacher dqn_atari_small)"
 run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_jax_impalacnn.py --exp-name qdagger_jax_small \
-    $few --offline-steps 2000 --total-timesteps 10000 --batch-size 16 \
+    $few --offline-steps 6000 --total-timesteps 20000 --batch-size 16 \
     --teacher-model "$(teacher qdagger_jax_teacher)"
 
 # continuous control
