@@ -235,8 +235,9 @@ def q_loss(critics: Params, state: State, args: Args, batch: Batch, noise: Array
     next_value = next_q.min(0) - jnp.exp(state.temperature.params["log_alpha"]) * next_logprob
     # Only termination stops the bootstrap; after truncation, next_obs is the last observation.
     targets = batch.rewards + args.gamma * (1 - batch.terminated) * next_value
+    values = q.mean(1)
     losses = jnp.square(q - jax.lax.stop_gradient(targets)).mean(1)
-    metrics = {"losses/qf1_values": q[0].mean(), "losses/qf2_values": q[1].mean()}
+    metrics = {"losses/qf1_values": values[0], "losses/qf2_values": values[1]}
     metrics |= {"losses/qf1_loss": losses[0], "losses/qf2_loss": losses[1]}
     return losses.sum(), (changed, metrics | {"losses/qf_loss": losses.mean()})
 
