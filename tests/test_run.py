@@ -20,6 +20,7 @@ from conftest import ROOT, Killed
 from cleanrl_utils import reproduce, results
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running import checkpoint, rng
+from cleanrl_utils.running.help import title_of
 from cleanrl_utils.running.run import Run
 from cleanrl_utils.running.settings import TorchArgs, parse_args
 
@@ -260,6 +261,17 @@ def test_the_choices_of_an_own_setting_may_be_numbers(capsys) -> None:
         parse_args(OwnArgs, ["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "--level how hard it is (one of 0, 1, 2; default: 1)" in text
+
+
+@dataclass
+class Untitled(TorchArgs):
+    depth: int = 1
+    """number of layers"""
+
+
+@pytest.mark.parametrize("cls, title", [(TorchArgs, "torch"), (Untitled, "Untitled")])
+def test_a_group_of_flags_has_a_short_title(cls: type, title: str) -> None:
+    assert title_of(cls) == title
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Help texts: one per flag and meaning. Ranges: beside the settings, also in a copied script."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -155,6 +156,14 @@ def test_a_flag_has_one_help_text_per_meaning() -> None:
             assert text == other, f"{script}: --{flag} differs from OTHER_MEANINGS"
     several = {flag: texts for flag, texts in common.items() if len(texts) > 1}
     assert not several, "use one text, or add the other meaning to OTHER_MEANINGS"
+
+
+def test_every_class_of_shared_flags_has_a_title() -> None:
+    for path in sorted((ROOT / "cleanrl_utils" / "running").glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name in shared_flags():
+                title = ast.get_docstring(node)  # --help prints it above the flags
+                assert title and "\n" not in title, f"{node.name} needs a title as its docstring"
 
 
 @pytest.mark.parametrize("flag, text, patterns", OTHER_MEANINGS)

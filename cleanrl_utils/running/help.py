@@ -38,10 +38,15 @@ def groups(cls: type) -> list[tuple[str, list[dataclasses.Field]]]:
     found = []
     for owner in cls.__mro__:
         own = [fields.pop(name) for name in field_texts(owner) if name in fields]
-        title = "algorithm" if owner is cls else inspect.cleandoc(owner.__doc__ or owner.__name__)
         if own:
-            found.append((title, own))
+            found.append(("algorithm" if owner is cls else title_of(owner), own))
     return found
+
+
+def title_of(owner: type) -> str:
+    """The docstring of a class of settings; its name if the docstring is dataclass's own."""
+    text = owner.__doc__ or f"{owner.__name__}("
+    return owner.__name__ if text.startswith(f"{owner.__name__}(") else inspect.cleandoc(text)
 
 
 def command_groups(cls: type) -> list[tuple[str, list[dataclasses.Field]]]:

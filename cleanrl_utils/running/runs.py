@@ -43,6 +43,8 @@ MAX_SEEDS_WITH_TENSORBOARD = 16  # with more, only metrics.csv is written: it is
 
 @dataclass
 class RunsArgs(RunArgs):
+    """agents"""
+
     num_seeds: Count = 1
     """agents trained at once, from seeds --seed, --seed + 1, ...; each is a run of its own"""
 
