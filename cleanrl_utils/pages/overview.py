@@ -41,14 +41,14 @@ def speed_of(groups: list[Group]) -> str:
 
 def scripts_table(shown: list[Script], scripts: Scripts, source: str = "../source/") -> str:
     """The scripts of a page, with links to their code and to the difference from a relative."""
-    rows = ["| script | observations, actions | what it is | read |", "|-|-|-|-|"]
+    rows = ["| script | what it is | observations, actions |", "|-|-|-|"]
     for script in shown:
         read = f"[code]({source}{script.name}.md)"
         if script.relative:
             removed, added = diff_size(scripts[script.relative].source, script.source)
             diff = f"{source}{script.name}-diff.md"
-            read += f", [beside `{script.relative}.py`]({diff}) (−{removed} +{added})"
-        rows.append(f"| `{script.name}.py` | {script.spaces} | {script.title} | {read} |")
+            read += f", [diff from `{script.relative}.py`]({diff}) (−{removed}&nbsp;+{added})"
+        rows.append(f"| `{script.name}.py`<br>{read} | {script.title} | {script.spaces} |")
     return "\n".join(rows)
 
 

@@ -27,8 +27,8 @@ from cleanrl_utils.running.zoo import read_zoo
 DOCS = ROOT / "docs"
 DIRECTIVE = re.compile(r"^\{\{ (?P<name>\w+)(?: (?P<what>[\w./]+))? \}\}$", re.M)
 PART = re.compile(r'<div data-part="(\d+)"></div>')
-INDEX = """Every script with the notes of its page beside the lines they are about, and beside the
-script it is closest to. *−12 +40* counts removed and added lines."""
+INDEX = """*Code* is the script with the notes of its page beside the lines they explain. *Diff* is
+its difference from the most similar script; *−12 +40* counts removed and added lines."""
 log = logging.getLogger("mkdocs.hooks.cleanrl")
 Render = Callable[[Any, Any], str]  # (page, files) -> HTML
 SHOWN = [  # environments of the curves on the home page and in the README
@@ -292,7 +292,7 @@ class Site:
         name = script.name
         about = f"{script.title}. [Its page](../{script.page}), [the file](./{name}.py)"
         if script.relative:
-            about += f", [beside `{script.relative}.py`]({name}-diff.md)"
+            about += f", [diff from `{script.relative}.py`]({name}-diff.md)"
         parts = [front_matter("navigation"), f"# {name}.py", f"{about}."]
         return "\n\n".join([*parts, f"{{{{ source {name}.py }}}}"])
 
