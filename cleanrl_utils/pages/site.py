@@ -195,7 +195,7 @@ class Site:
         for x in kept:
             cells = [
                 results.name_html(x.name),
-                f"{x.episodic_return:,.1f}",
+                f"{x.episodic_return:,.2f}",
                 str(x.episodes),
                 f"{x.steps:,}",
             ]
