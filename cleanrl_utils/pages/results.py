@@ -21,8 +21,8 @@ Curve = list[list[float]]  # steps, minutes, returns
 
 EXPLAIN = """*Ours* is the mean over seeds of each run's mean return over its last 100 training
 episodes (all of them if it has fewer), ± the standard deviation over seeds (none for one seed).
-*Best* takes each run's best 100 consecutive episodes instead.{greedy} *Minutes* is the mean time of
-a run, also where the runs of a row used different hardware (listed below the charts). *The
+*Best* takes each run's best 100 consecutive episodes instead.{greedy} *Minutes* is the median time
+of a run, also where the runs of a row used different hardware (listed below the charts). *The
 original's* are the published returns of the original CleanRL, in the charts as dashed lines."""
 EXPLAIN_GREEDY = """ *Greedy* is the mean return of the greedy policy after training, with its
 worst and best episode, where the run saved a model."""
@@ -80,7 +80,8 @@ class Group:
         return f"{statistics.fmean(returns):,.2f} ({min(returns):,.0f} to {max(returns):,.0f})"
 
     def minutes(self) -> str:
-        return f"{statistics.fmean(self.column('seconds')) / 60:,.1f}"
+        """The median time of a run: one that shared its machine may have taken far longer."""
+        return f"{statistics.median(self.column('seconds')) / 60:,.1f}"
 
     def speed(self) -> float:
         return statistics.median(run["steps"] / max(run["seconds"], 1e-9) for run in self.runs)
