@@ -41,7 +41,7 @@ class Args(TorchArgs):
     num_steps: Count = 128
     """number of steps per environment in a rollout"""
     reward_scale: NonNegative = 0.1
-    """factor of the rewards that the network learns from"""
+    """factor of the rewards in training; logged returns are not scaled"""
     anneal_lr: bool = True
     """decrease the learning rate linearly to zero"""
     gamma: Share = 0.99

@@ -42,7 +42,7 @@ class Args(RunsArgs):
     q_lambda: Share = 0.95
     """lambda of the Q(lambda) returns"""
     reward_scale: NonNegative = 0.1
-    """factor of the rewards that the network learns from"""
+    """factor of the rewards in training; logged returns are not scaled"""
     num_minibatches: Count = 16
     """number of minibatches per epoch"""
     update_epochs: Count = 4
