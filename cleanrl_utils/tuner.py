@@ -379,7 +379,9 @@ class Tuner:
         names = ", ".join(map(str, seeds))
         found = [f"FAILED on a fresh seed: {failure}" for failure in failures]
         if known:
-            over = f"{count(len(known), 'fresh seed')} (of {names})"
+            over = f"{count(len(known), 'fresh seed')} ({names})"
+            if len(known) < fresh_seeds:
+                over = f"{len(known)} of the fresh seeds {names}"
             found.append(f"{mean_and_std(known, 3)} over {over}: the number to report")
         for line in found:
             print(line, flush=True)

@@ -94,7 +94,7 @@ def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture) -
         assert used["learning_rate"] == study.best_params["learning-rate"] and used["seed"] == seed
     said = capsys.readouterr().out
     score = f"{statistics.mean(fresh):.3f} ± {statistics.stdev(fresh):.3f}"
-    assert f"{score} over 2 fresh seeds (of 1, 2): the number to report" in said
+    assert f"{score} over 2 fresh seeds (1, 2): the number to report" in said
     assert "on the seeds used for tuning (biased upwards: the best of 2 trials)" in said
     (command,) = [line for line in said.splitlines() if "cleanrl_utils.benchmark" in line]
     words = shlex.split(command)
@@ -153,12 +153,12 @@ def test_fresh_seeds_are_those_of_no_trial(
     assert FakeTraining.seeds == [] and "fresh" not in capsys.readouterr().out
     tuner.conclude(2, 2)  # an earlier call had used four seeds
     assert FakeTraining.seeds == [4, 5]
-    assert "4.500 ± 0.707 over 2 fresh seeds (of 4, 5)" in capsys.readouterr().out
+    assert "4.500 ± 0.707 over 2 fresh seeds (4, 5)" in capsys.readouterr().out
     tuner.conclude(2, 3)  # two of them are known; the third fails
     assert FakeTraining.seeds == [4, 5, 6]
     said = capsys.readouterr().out
     assert "FAILED on a fresh seed: A-v0, seed 6, ended with status 1" in said
-    assert "4.500 ± 0.707 over 2 fresh seeds (of 4, 5, 6)" in said
+    assert "4.500 ± 0.707 over 2 of the fresh seeds 4, 5, 6" in said
     assert tuner.fresh_scores(best) == {4: {"A-v0": 4.0}, 5: {"A-v0": 5.0}}
 
 
