@@ -193,9 +193,12 @@ def test_a_library_of_another_checkout_is_named(
     assert repository.library == {"commit": commits[1], "dirty": True}
     assert source.keep(tmp_path, script, "A-v0", repository)["library"] == repository.library
     assert source.other_library(script) == clones[0]
+    assert source.other_library(clones[0] / "my_ppo.py") == clones[0]
 
     own = clones[1] / "cleanrl/ppo.py"
     assert source.Repository(own).library == {} and source.other_library(own) is None
+    copy = clones[1] / "my_ppo.py"  # in the root of the library's own checkout
+    assert source.Repository(copy).library == {} and source.other_library(copy) is None
     assert source.other_library(tmp_path / "mine" / "ppo.py") is None
 
 

@@ -153,8 +153,10 @@ def is_text(node: ast.stmt) -> bool:
 
 def other_library(script: Path) -> Path | None:
     """The checkout of a script, if cleanrl_utils is imported from another one."""
-    checkout = script.resolve().parent.parent
-    return checkout if checkout != PROJECT and (checkout / OURS[1]).is_dir() else None
+    for checkout in script.resolve().parents:
+        if (checkout / OURS[1]).is_dir():
+            return checkout if checkout != PROJECT else None
+    return None
 
 
 class Repository:
@@ -164,7 +166,7 @@ class Repository:
         self.folder = script.resolve().parent
         self._status = git_status(self.folder)
         self._files = Git(self.folder, "ls-files", "--", script.name)
-        elsewhere = PROJECT not in self.folder.parents and (PROJECT / ".git").exists()
+        elsewhere = not self.folder.is_relative_to(PROJECT) and (PROJECT / ".git").exists()
         self._library = git_status(PROJECT) if elsewhere else None
 
     @cached_property
