@@ -329,6 +329,21 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at, 
     assert stop.value.code == 2 and f"{second}, trained together with it, is gone" in line
 
 
+def test_a_longer_run_keeps_the_length_of_its_segments(train, die_at) -> None:
+    """Of 60 iterations a segment has 1, of 160 it would have 2: checkpoints count segments."""
+    flags = "--num-envs 1 --num-steps 8 --num-minibatches 1 --update-epochs 1 --checkpoints 10"
+    done = train("ppo_jax", f"{flags} --total-timesteps 480")
+    longer = f"--resume {done.folder} --total-timesteps 1280"
+    die_at([100])
+    with pytest.raises(Killed):
+        train("ppo_jax", longer)
+    for words in (longer, f"--resume {done.folder} --total-timesteps 1600"):
+        train("ppo_jax", words)
+        rows = (done.folder / "metrics.csv").read_text().splitlines()
+        losses = [int(row.split(",")[0]) for row in rows if "losses/policy_loss" in row]
+        assert losses == list(range(8, int(words.split()[-1]) + 1, 8))
+
+
 def test_seeds_together_are_tracked_as_runs_of_their_own(tmp_path: Path, capfd) -> None:
     flags = ["--num-seeds", "2", "--total-timesteps", "1024", "--track"]
     words = [sys.executable, str(ROOT / "cleanrl" / "ppo_jax.py"), *flags]

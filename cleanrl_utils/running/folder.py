@@ -248,6 +248,12 @@ def changes_of(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [x for x in changes if isinstance(x, dict)] if isinstance(changes, list) else []
 
 
+def first_length(record: dict[str, Any]) -> Any:
+    """The --total-timesteps of a run before --resume lengthened it."""
+    lengthened = changes_of(record, "lengthened")
+    return lengthened[0].get("from") if lengthened else record["args"]["total_timesteps"]
+
+
 def has_record(folder: Path) -> bool:
     return (folder / RECORD).exists()
 

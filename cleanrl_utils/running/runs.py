@@ -71,6 +71,7 @@ class Runs(Run):
             folders = find_siblings(Path(args.resume))
             for change, sibling in zip(changes, folders, strict=True):
                 change["resume"] = str(sibling)
+            keep_segment(args)
         if len(changes) > 256:
             allow_open_files(2 * len(changes))
         self.siblings = []
@@ -211,6 +212,14 @@ def find_siblings(first: Path) -> list[Path]:
         gone = f"--resume {first}: {other}, trained together with it, is gone; start a new run"
         require(folder.has_record(other), gone)
     return siblings
+
+
+def keep_segment(args: Any) -> None:
+    """Checkpoints count segments, so a run keeps their length when it is made longer."""
+    first = Path(args.resume)
+    if hasattr(args, "segment") and folder.has_checkpoint(first):
+        total = folder.first_length(folder.read_record(first))
+        args.segment = dataclasses.replace(args, total_timesteps=total).segment
 
 
 def segment_length(iterations: int, agents: int) -> int:

@@ -441,8 +441,6 @@ def check_unchanged(args: RunArgs, stored: RunArgs) -> None:
     longer = getattr(args, "total_timesteps", 0) > getattr(stored, "total_timesteps", 0)
     if longer:
         changed.remove("total_timesteps")
-        if hasattr(stored, "segment"):  # JAX programs: keep the length of a segment
-            args.segment = stored.segment  # type: ignore[attr-defined]
     if changed:
         texts = [f"{flag(n)} was {getattr(stored, n)}, now {getattr(args, n)}" for n in changed]
         raise BadInput(
