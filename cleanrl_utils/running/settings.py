@@ -402,9 +402,8 @@ def env_settings(words: list[str]) -> dict[str, Any]:
 def add_tuned(cls: type, argv: list[str]) -> list[str]:
     """With --tuned, a command line with the tuned settings of the script for its environment."""
     switches = [word for word in argv if word in ("--tuned", "--no-tuned")]
-    if switches[-1:] != ["--tuned"]:
+    if switches[-1:] != ["--tuned"] or "--resume" in argv:  # its record has the tuned settings
         return argv
-    require("--resume" not in argv, "--tuned: a resumed run keeps its own settings")
     env_id = getattr(cls, "env_id", "")
     if "--env-id" in argv[:-1]:
         last = len(argv) - 1 - argv[::-1].index("--env-id")
@@ -441,6 +440,8 @@ def check_unchanged(args: RunArgs, stored: RunArgs) -> None:
     longer = getattr(args, "total_timesteps", 0) > getattr(stored, "total_timesteps", 0)
     if longer:
         changed.remove("total_timesteps")
+    if args.tuned and not stored.tuned:
+        changed.append("tuned")
     if changed:
         texts = [f"{flag(n)} was {getattr(stored, n)}, now {getattr(args, n)}" for n in changed]
         raise BadInput(
