@@ -113,6 +113,10 @@ def report(all_jobs: list[Job], failed: list[Job]) -> int:
         seeds = all_jobs[0].command.seeds_per_run
         first = "" if seeds == "1" else f" (the first of {seeds}: `results show` has all)"
         print(f"{name}: {describe_scores(found)}{first}")
+    old = [job.name for job in all_jobs if job.finished and job.code != job.current_code()]
+    if old:
+        number = f"{len(old)} of {len(all_jobs)} runs"
+        print(f"note: {number} are of code that has changed since: {', '.join(old)}")
     if failed:
         names = ", ".join(job.name for job in sorted(failed, key=lambda job: job.number))
         print(f"error: {len(failed)} of {len(all_jobs)} runs failed: {names}", file=sys.stderr)

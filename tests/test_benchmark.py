@@ -375,6 +375,24 @@ def test_a_run_of_other_code_is_not_resumed(
     assert "x__1 starts" in said and "resumes" not in said
 
 
+def test_code_edited_while_the_benchmark_runs_makes_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    edit = 'pathlib.Path("helper.py").write_text("SCORE = 2.0\\n")\n'
+    (tmp_path / "x.py").write_text(COUNTS + edit)
+    (tmp_path / "helper.py").write_text("SCORE = 1.0\n")
+    flags = ["--num-seeds", "3", "--workers", "1", "--command", "python x.py"]
+    assert benchmark.main(flags) == 0
+    said = capsys.readouterr().out
+    assert said.count("its code has changed since this call began") == 2
+    assert "note: 1 of 3 runs are of code that has changed since: x__1\n" in said
+    assert benchmark.main(flags) == 0  # what the new code has done is not done again
+    said = capsys.readouterr().out
+    assert "2 of 3 runs are already finished" in said and "x__1 (old runs: runs/run0)" in said
+    assert "x: return 2.0 ± 0.0 over 3 seeds" in said and "note:" not in said
+
+
 def test_a_run_that_takes_too_long_is_ended_and_one_that_hangs_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -145,14 +145,21 @@ class Job:
             self.name = f"{env_name}__{self.name}"
         identity = json.dumps([self.command.identity, self.env_id, self.seed])
         digest = hashlib.sha256(identity.encode()).hexdigest()
-        self.code = self.command.code(env_id)
         self.key_without_code = f"{self.name}__{digest[:8]}"
+        self.update_code()
+
+    def update_code(self) -> None:
+        """Make this the job of the code as it is now."""
+        self.code = self.current_code()
         self.key = self.key_without_code
         if self.code:
             self.key += f"__{self.code[:8]}"
         runs_dir = Path(self.command.value("--runs-dir", "runs"))
         self.home = runs_dir / ".benchmark" / self.key
         self.log = self.home / "log.txt"
+
+    def current_code(self) -> str:
+        return self.command.code(self.env_id or self.command.value("--env-id", ""))
 
     @property
     def folder(self) -> Path | None:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -208,7 +208,7 @@ class Pool:
         self.board = board
         self.running: list[Attempt] = []
         self.failed: list[Job] = []
-        self.failures = dict.fromkeys((job.key for job in todo), 0)
+        self.failures = Counter[str]()  # by key of the job
         self.begun: dict[str, float] = {}  # start of each job's first attempt
         self.free = list(range(args.workers))
         self.gpus = visible_gpus()
@@ -256,6 +256,11 @@ class Pool:
                 os.close(lock)
                 self.board.ended(job, True)
                 self.board.say(f"{job.name} finished")
+            elif job.code != job.current_code():
+                os.close(lock)
+                job.update_code()
+                self.waiting.appendleft(job)
+                self.board.say(f"{job.name}: its code has changed since this call began")
             else:
                 self.launch(job, lock)
 
@@ -293,7 +298,7 @@ def run_local(todo: list[Job], args: LaunchArgs, env: dict[str, str]) -> list[Jo
         return Pool(todo, args, env, board).run()
 
 
-def settle(attempt: Attempt, failures: dict[str, int], args: LaunchArgs, board: Board) -> bool:
+def settle(attempt: Attempt, failures: Counter[str], args: LaunchArgs, board: Board) -> bool:
     """Print and record how an attempt ended; True if the job is to be tried again."""
     job = attempt.job
     status = attempt.process.poll()
