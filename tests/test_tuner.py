@@ -388,6 +388,18 @@ def test_a_study_of_runs_of_different_lengths_is_continued(monkeypatch: pytest.M
         assert len(tuner.study.trials) == 4
 
 
+def test_a_continued_study_tries_new_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler with a seed would begin with the same settings in every call."""
+    monkeypatch.setattr(Tuner, "one_run", scores_one)
+    for trials in (2, 4):
+        tuner = make_tuner(
+            lambda trial: {"gamma": trial.suggest_float("gamma", 0.9, 0.99)},
+            sampler=optuna.samplers.TPESampler(seed=1),
+        )
+        tuner.tune(num_trials=trials, num_seeds=1, fresh_seeds=0)
+    assert len({trial.params["gamma"] for trial in tuner.study.trials}) == 4
+
+
 def test_a_script_that_was_edited_during_a_study_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
