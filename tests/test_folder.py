@@ -103,6 +103,15 @@ def test_new_metrics_come_once_and_a_resumed_run_starts_over(tmp_path: Path) -> 
     assert folder.read_metrics(tmp_path).value.tolist() == [1.0]
 
 
+def test_a_value_that_is_cut_off_is_not_read_as_a_smaller_one(tmp_path: Path) -> None:
+    """The last line of a run that writes, or was killed while it wrote."""
+    rows = (
+        "step,seconds,tag,value\n1,0.1,charts/episodic_return,500.0\n2,0.1,charts/episodic_return,5"
+    )
+    (tmp_path / "metrics.csv").write_text(rows)
+    assert folder.read_metrics(tmp_path).value.tolist() == [500.0]
+
+
 def test_nobody_else_opens_its_files() -> None:
     names = re.compile(r"""["'/](run\.json|finished\.json|metrics\.csv)["']""")
     paths = [path for path in (ROOT / "cleanrl_utils").rglob("*.py") if path.name != "folder.py"]

@@ -15,6 +15,7 @@ Nothing else opens run.json, finished.json or metrics.csv.
 
 import atexit
 import errno
+import io
 import json
 import os
 import re
@@ -304,10 +305,13 @@ def read_metrics(folder: str | Path) -> "pd.DataFrame":
     path = Path(folder) / METRICS
     require(path.exists(), f"{path}: no such file")
     try:
-        table = pd.read_csv(path, dtype={"tag": "category"}, on_bad_lines="skip")
+        content = path.read_bytes()
+        whole_lines = content[: content.rfind(b"\n") + 1]  # the last of a running run may be cut
+        file = io.BytesIO(whole_lines)
+        table = pd.read_csv(file, dtype={"tag": "category"}, on_bad_lines="skip")
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({error})") from None
-    return table.dropna()  # the last line of a running run may be incomplete
+    return table.dropna()
 
 
 class Metrics:
