@@ -163,9 +163,10 @@ class Repository:
     """What git knows about a script: asked in the background, waited for when it is needed."""
 
     def __init__(self, script: Path):
-        self.folder = script.resolve().parent
+        self.script = script.resolve()
+        self.folder = self.script.parent
         self._status = git_status(self.folder)
-        self._files = Git(self.folder, "ls-files", "--", script.name)
+        self._files = Git(self.folder, "ls-files", "-z", "--", "*.py")
         elsewhere = not self.folder.is_relative_to(PROJECT) and (PROJECT / ".git").exists()
         self._library = git_status(PROJECT) if elsewhere else None
 
@@ -182,8 +183,19 @@ class Repository:
         """Commit of cleanrl_utils, if it is imported from another checkout than the script's."""
         return commit_of(self._library) if self._library else {}
 
+    @cached_property
+    def committed(self) -> set[Path]:
+        """The Python files in the folder of the script, at any depth, that git has."""
+        names = self._files.output().decode(errors="surrogateescape").split("\0")
+        return {self.folder / name for name in names if name}
+
     def has_script(self) -> bool:
-        return bool(self._files.output())
+        return self.script in self.committed
+
+    def missing_modules(self) -> list[str]:
+        """The modules beside the script that it imports, and that git does not have."""
+        beside = [path for path in sources(self.script)[1:] if self.folder in path.parents]
+        return [str(x.relative_to(self.folder)) for x in beside if x not in self.committed]
 
     def diff(self) -> bytes:
         """`git diff HEAD`; nothing where it is too large."""
@@ -241,7 +253,10 @@ def keep(folder: Path, script: Path, env_id: str, repository: Repository) -> dic
     shutil.copyfile(script, run_folder.script_path(folder, script.stem))
     if changes := repository.diff():
         (folder / run_folder.CHANGES).write_bytes(changes)
-    record = {"code": code_of(script, env_id), "script_tracked": repository.has_script()}
+    record: dict[str, Any] = {"code": code_of(script, env_id)}
+    record |= {"script_tracked": repository.has_script()}
+    if missing := repository.missing_modules():
+        record["modules_not_committed"] = missing
     return record | ({"library": repository.library} if repository.library else {})
 
 
