@@ -141,13 +141,15 @@ def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
     ours = source.PROJECT / "cleanrl" / f"{name}.py"
     if model.script is None:
         return None
+    trusted = model.own or args.trust_remote_code
+    if trusted:
+        record = folder.find_record(model.script.parent) or {}
+        add_folder_of(record.get("script_path"))
     if ours.is_file() and source.meaning(ours) == source.meaning(model.script):
         return None
     differs = f"differs from cleanrl/{name}.py" if ours.is_file() else "is not in cleanrl/"
-    if model.own or args.trust_remote_code:
+    if trusted:
         print(f"code: {model.script} ({differs})")
-        record = folder.find_record(model.script.parent) or {}
-        add_folder_of(record.get("script_path"))
         return model.script
     hint = "not run: read it, then add --trust-remote-code"
     instead = f"; cleanrl/{name}.py is run instead" if ours.is_file() else ""
@@ -156,14 +158,14 @@ def choose_script(model: Model, args: EnjoyArgs) -> Path | None:
 
 
 def add_folder_of(script: Any) -> None:
-    """Let the copy of a script import the modules beside the script."""
+    """Let a script, or --env-id module:Id, import the modules beside the script that trained."""
     if isinstance(script, str) and Path(script).parent.is_dir():
         sys.path.append(str(Path(script).parent.resolve()))
 
 
 def video_name(path: Path) -> str:
     """The name of a model's videos: that of its run, or its own in the zoo."""
-    return path.stem if path.parent == ZOO else path.parent.name
+    return path.stem if path.parent == ZOO else path.absolute().parent.name
 
 
 def enjoy(args: EnjoyArgs) -> list[float]:

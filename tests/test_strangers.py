@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -318,6 +319,20 @@ def test_a_changed_copy_elsewhere_can_be_played_and_reproduced(tmp_path: Path) -
     done = call("-m", "cleanrl_utils.reproduce", "theirs", cwd=tmp_path)
     lines = done.stdout.splitlines()
     assert f"{theirs}/my_ppo.py --cuda False" in lines[-1] and "not committed" in lines[-2]
+
+
+def test_an_unchanged_copy_elsewhere_is_played_in_the_environment_beside_it(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    shutil.copy(ROOT / "cleanrl" / "ppo.py", mine)
+    place = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    (mine / "world.py").write_text(f"import gymnasium\ngymnasium.register('W-v0', '{place}')\n")
+    flags = ["--env-id", "world:W-v0", "--total-timesteps", "512", "--save-model"]
+    done = call("mine/ppo.py", *flags, "--eval-episodes", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    done = call("-m", "cleanrl_utils.enjoy", str(run), "--eval-episodes", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def git(*words: str, cwd: Path) -> None:
