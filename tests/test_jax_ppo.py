@@ -329,6 +329,26 @@ def test_seeds_together_are_runs_of_their_own_and_resume_exactly(train, die_at, 
     assert stop.value.code == 2 and f"{second}, trained together with it, is gone" in line
 
 
+def test_seeds_together_that_were_killed_as_they_began_are_refused(
+    train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    """Status 2 lets the benchmark begin them again."""
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr("cleanrl_utils.running.source.copy", killed)  # after the first record
+    with pytest.raises(Killed):
+        train("ppo_jax", "--num-seeds 3 --total-timesteps 1024")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    first, _, third = sorted(Path("runs").iterdir())
+    with pytest.raises(SystemExit) as stop:
+        train("ppo_jax", f"--resume {first}")
+    assert stop.value.code == 2
+    assert f"{third}, trained together with it, is gone or was killed" in capfd.readouterr().err
+
+
 def test_a_longer_run_keeps_the_length_of_its_segments(train, die_at) -> None:
     """Of 60 iterations a segment has 1, of 160 it would have 2: checkpoints count segments."""
     flags = "--num-envs 1 --num-steps 8 --num-minibatches 1 --update-epochs 1 --checkpoints 10"

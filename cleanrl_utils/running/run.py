@@ -323,7 +323,7 @@ class Run(Checkpoints):
                 f" PYTHONPATH={other} selects that one"
             )
 
-    def _write_record(self) -> None:
+    def _write_record(self, **more: Any) -> None:
         record = {
             "id": self.id,
             "args": dataclasses.asdict(self.args),
@@ -336,6 +336,7 @@ class Run(Checkpoints):
             **source.keep(self.folder, self.script, self._env_id, self._repository),
             "versions": machine.versions(),
             "hardware": machine.hardware(self.device),
+            **more,
         }
         processes = getattr(self.args, "world_size", 1)  # of torchrun, in the script that uses it
         if processes > 1:

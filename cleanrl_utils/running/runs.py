@@ -184,16 +184,15 @@ class Runs(Run):
             require_rows(run.folder / folder.METRICS, before["csv_bytes"])
         return start, metadata
 
-    def _write_record(self) -> None:
-        super()._write_record()
+    def _write_record(self, **more: Any) -> None:
+        super()._write_record(**more, siblings=[run.folder.name for run in self.siblings])
         record = folder.read_record(self.folder)
+        del record["siblings"]
         for run in self.siblings:
             run.args.checkpoints = self.args.checkpoints
             own = {"args": dataclasses.asdict(run.args), "trained_with": self.folder.name}
             folder.write_record(run.folder, record | own | {"id": run.id})
             source.copy(self.folder, run.folder)
-        record["siblings"] = [run.folder.name for run in self.siblings]
-        folder.write_record(self.folder, record)
 
     def _close(self) -> None:
         super()._close()
@@ -209,7 +208,8 @@ def find_siblings(first: Path) -> list[Path]:
         raise BadInput(f"--resume {first}: it was trained together with others; resume {other}")
     siblings = [first.parent / name for name in record.get("siblings", [])]
     for other in siblings:
-        gone = f"--resume {first}: {other}, trained together with it, is gone; start a new run"
+        together = f"--resume {first}: {other}, trained together with it"
+        gone = f"{together}, is gone or was killed before it began; start a new run"
         require(folder.has_record(other), gone)
     return siblings
 
