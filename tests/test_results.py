@@ -273,10 +273,21 @@ def test_other_settings_are_not_added_to_a_group(tmp_path: Path) -> None:
     make_run(Path("new"), 3, 100.0, name="new-3", learning_rate=0.1)
     with pytest.raises(BadInput) as refused:
         results.add(["new"], kept)
-    assert "(--learning-rate 0.1 instead of 0.5); use --replace" in refused.value.message
+    assert refused.value.message == (
+        "new-3: differs from old-1, also of ppo on CartPole-v1"
+        " (--learning-rate 0.1 instead of 0.5);"
+        " use --replace to remove runs with those, or another --exp-name"
+    )
     assert before == {path: path.read_text() for path in kept.iterdir()}
     results.add(["new"], kept, replace=True)
     assert set(results.facts(folder=kept).run) == set(results.load(folder=kept).run) == {"new-3"}
+
+
+def test_of_two_runs_of_a_seed_one_is_added(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_run(Path("runs"), 1, 100.0, name=name)
+    (name,) = results.add(["runs"], tmp_path / "kept")
+    assert results.facts(folder=tmp_path / "kept").run.tolist() == [name]
 
 
 def test_a_newer_run_of_a_seed_takes_its_place(tmp_path: Path) -> None:

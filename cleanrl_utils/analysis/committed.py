@@ -38,7 +38,8 @@ def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> li
     for exp_name, (facts, points) in files.items():  # only if all runs can be added
         (folder / f"{exp_name}.json").write_text(json.dumps(facts, indent=1) + "\n")
         points.to_csv(folder / f"{exp_name}.csv", index=False)
-    return [run.folder.name for run in runs]
+    kept = {fact["run"] for facts, _ in files.values() for fact in facts}
+    return [run.folder.name for run in runs if run.folder.name in kept]
 
 
 def merge(path: Path, runs: list[RunFolder], replace: bool) -> tuple[list[dict], pd.DataFrame]:
@@ -75,7 +76,7 @@ def different_settings(old: dict, new: dict) -> bool:
 
 
 def explain(fact: dict, others: list[dict]) -> str:
-    """Why a run cannot be added to other committed runs; empty if there are none."""
+    """Why a run cannot be added to others; empty if there are none."""
     if not others:
         return ""
     new = fact_settings(fact)
@@ -87,8 +88,9 @@ def explain(fact: dict, others: list[dict]) -> str:
         values.append(f"{grouping.flag_name(name)} {now} instead of {before}")
     if len(values) > SHOWN:
         values = [*values[:SHOWN], f"and {len(values) - SHOWN} more"]
-    there = f"the committed runs of {fact['exp_name']} on {fact['env_id']} ({', '.join(values)})"
-    return f"differs from {there}; use --replace to remove those, or another --exp-name"
+    there = f"{others[0]['run']}, also of {fact['exp_name']} on {fact['env_id']}"
+    hint = "use --replace to remove runs with those, or another --exp-name"
+    return f"differs from {there} ({', '.join(values)}); {hint}"
 
 
 def load(exp_name: str | None = None, folder: Path = COMMITTED) -> pd.DataFrame:
