@@ -18,11 +18,11 @@ for script in pqn_atari_envpool pqn_atari_envpool_lstm; do
         --workers "${GPU_WORKERS:-1}"
 done
 
-# environments of gymnax on the CPU, 500,000 steps
+# environments of gymnax, 500,000 steps: each run is thirty agents in one program
 python -m cleanrl_utils.benchmark \
     --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
-    --command "python cleanrl/pqn_jax.py --no-cuda" \
-    --num-seeds 5 \
+    --command "python cleanrl/pqn_jax.py --num-seeds 30" \
+    --num-seeds 1 \
     --workers "${WORKERS:-1}"
 
 # MinAtar by gymnax on one GPU, 10 million steps: each run is thirty agents in one program
