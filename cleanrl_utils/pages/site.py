@@ -142,11 +142,16 @@ class Site:
         return "\n\n".join(part for part in [*out, folded] if part)
 
     def make_everything(self, scripts: list[Script], what: str | None) -> str:
-        """All results: a table, and one chart per environment."""
-        every = sorted(self.groups, key=lambda group: (group.env_id, group.name, group.steps))
+        """All results as a table."""
         pages = {x.name: posixpath.basename(x.page) for x in self.scripts.values()}
-        table = results.everything_table(every, pages, self.published)
-        return table + "\n\n" + self.keep(results.charts_html(every, {}))
+        return results.everything_table(self.groups_by_environment(), pages, self.published)
+
+    def make_charts(self, scripts: list[Script], what: str | None) -> str:
+        """All results as one chart per environment."""
+        return self.keep(results.charts_html(self.groups_by_environment(), {}))
+
+    def groups_by_environment(self) -> list[results.Group]:
+        return sorted(self.groups, key=lambda group: (group.env_id, group.name, group.steps))
 
     def make_contest(self, scripts: list[Script], what: str | None) -> str:
         """Algorithms for continuous control: tables at equal steps and minutes, and a chart."""
