@@ -111,8 +111,8 @@ def score_table(c: Comparison) -> str:
     cells = []
     for s in c.sets:
         minutes = [run.curves[c.args.metric].seconds[-1] / 60 for run in s.runs]
-        cells.append(f"{np.mean(minutes):.1f}")
-    lines.append(row(["minutes per run", *cells]))
+        cells.append(f"{np.median(minutes):.1f}")
+    lines.append(row(["median minutes per run", *cells]))
     return "\n".join(lines)
 
 

@@ -274,7 +274,7 @@ def table(facts: pd.DataFrame) -> str:
     notes = []
     for group in every:
         others = [x for x in every if (x.exp_name, x.env_id) == (group.exp_name, group.env_id)]
-        minutes = f"{group.runs.seconds.mean() / 60:.1f}"
+        minutes = f"{group.runs.seconds.median() / 60:.1f}"
         seeds = str(len(group.runs))
         scores = [group.final_return(), group.best_return()]
         cells = [group.exp_name, group.env_id, *scores, seeds, group.steps(), minutes]
