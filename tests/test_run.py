@@ -99,6 +99,7 @@ BAD_INPUT = {
     "--resume nowhere": ["--resume nowhere"],
     **{f"--resume {name}": [f"--resume {name}: not the folder of a run"] for name in NO_RECORDS},
     "--env-id nowhere:Thing-v0": ["nowhere"],
+    "--env-id :Thing-v0": ["--env-id :Thing-v0", "module:Id"],
     "--env-id a/b/c-v0": ["--env-id", "Malformed"],
     "--env-id Hopper-v2": ["use Hopper-v4 or Hopper-v5"],
     "--env-id Pusher-v4": ["use Pusher-v5"],

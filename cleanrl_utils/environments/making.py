@@ -26,6 +26,7 @@ NO_DEPS = "pip install --no-deps -r requirements/no-deps.txt"
 
 def make(env_id: str, video_folder: str | Path | None = None, **kwargs: Any) -> gym.Env:
     """gym.make for all families of this project; records videos if `video_folder` is given."""
+    require(not env_id.startswith(":"), f"--env-id {env_id}: name the module, as in module:Id")
     register_family(env_id)
     if ":" in env_id and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # so that --env-id my_env:My-v0 finds ./my_env.py
