@@ -150,8 +150,6 @@ class Tuner:
             pruner=pruner or optuna.pruners.NopPruner(),
         )
         self.storage = without_password(storage)
-        if self.study.get_trials(deepcopy=False):  # else a sampler with a seed repeats itself
-            self.study.sampler.reseed_rng()
 
     # -- the study --------------------------------------------------------------------------
 

@@ -76,7 +76,10 @@ def open_study(storage: str, **settings: Any) -> optuna.Study:
         ) from None
     for attempt in range(ATTEMPTS):
         try:
-            return optuna.create_study(storage=storage, load_if_exists=True, **settings)
+            study = optuna.create_study(storage=storage, load_if_exists=True, **settings)
+            if study.get_trials(deepcopy=False):  # else a sampler with a seed repeats itself
+                study.sampler.reseed_rng()
+            return study
         except (IntegrityError, ProgrammingError, OperationalError) as error:
             if attempt == ATTEMPTS - 1:
                 reason = str(error.orig).strip().splitlines()[0]
