@@ -264,11 +264,20 @@ def test_greedy_returns_are_shown_with_their_range() -> None:
     assert group.greedy() == "100.00 (90 to 110)"
     none = results.Group("ppo", "ppo", "CartPole-v1", 100, [{"seed": 2}])
     assert none.greedy() == ""
-    assert "*Greedy*" in results.explain([group, none])
-    assert "*Greedy*" not in results.explain([none])
+    assert "*Greedy*" in results.explain([group, none], {})
+    assert "*Greedy*" not in results.explain([none], {})
     known = [x for x in results.read_groups() if x.script == "ppo"]
     has_greedy = any(x.greedy() for x in known)
     assert ("| greedy |" in results.results_table("ppo", known, {})[0]) == has_greedy
+
+
+@pytest.mark.parametrize("name", ["ppo", "crossq_continuous_action"])
+def test_only_scripts_of_the_original_have_its_column(name: str, pages) -> None:
+    known = [x for x in pages.groups if x.script == name]
+    table, _ = results.results_table(name, known, pages.published)
+    text = results.explain(known, pages.published)
+    assert ("| the original's |" in table) == ("*The original's*" in text) == (name == "ppo")
+    assert len({line.count("|") for line in table.splitlines()[2:]}) == 1
 
 
 @pytest.mark.parametrize("count", [1, 8, 20, 45])

@@ -22,8 +22,10 @@ Curve = list[list[float]]  # steps, minutes, returns
 EXPLAIN = """*Ours* is the mean over seeds of each run's mean return over its last 100 training
 episodes (all of them if it has fewer), ± the standard deviation over seeds (none for one seed).
 *Best* takes each run's best 100 consecutive episodes instead.{greedy} *Minutes* is the median time
-of a run, also where the runs of a row used different hardware (listed below the charts). *The
-original's* are the published returns of the original CleanRL, in the charts as dashed lines."""
+of a run, also where the runs of a row used different hardware (listed below the
+charts).{original}"""
+EXPLAIN_ORIGINAL = """ *The original's* are the published returns of the original CleanRL, in the
+charts as dashed lines."""
 EXPLAIN_GREEDY = """ *Greedy* is the mean return of the greedy policy after training, with its
 worst and best episode, where the run saved a model."""
 NO_RUN = "No run of ours is in `benchmark/results` yet."
@@ -163,18 +165,27 @@ def shortfall(group: Group, rows: list[dict[str, str]]) -> str:
 # -- tables ----------------------------------------------------------------------------------
 
 
-def explain(groups: list[Group]) -> str:
-    """What the columns of these groups' table mean."""
+def published_of(script: str, published: Published) -> dict[str, list[dict[str, str]]]:
+    """The published results of a script, by environment."""
+    return {env_id: rows for (name, env_id), rows in published.items() if name == script}
+
+
+def explain(groups: list[Group], published: Published) -> str:
+    """What the columns of the table of one script's groups mean."""
     has_greedy = any(group.greedy() for group in groups)
-    return EXPLAIN.format(greedy=EXPLAIN_GREEDY if has_greedy else "")
+    has_original = any(published_of(group.script, published) for group in groups)
+    return EXPLAIN.format(
+        greedy=EXPLAIN_GREEDY if has_greedy else "",
+        original=EXPLAIN_ORIGINAL if has_original else "",
+    )
 
 
 def results_table(script: str, groups: list[Group], published: Published) -> tuple[str, str]:
     """Our results of a script, and published results of other environments, collapsed if many."""
-    theirs = {env_id: rows for (name, env_id), rows in published.items() if name == script}
+    theirs = published_of(script, published)
     has_greedy = any(group.greedy() for group in groups)
     columns = ["environment", "ours", "best", *(["greedy"] if has_greedy else [])]
-    columns += ["seeds", "steps", "minutes", "the original's"]
+    columns += ["seeds", "steps", "minutes", *(["the original's"] if theirs else [])]
     head = [f"| {' | '.join(columns)} |", "|-" * len(columns) + "|"]
     rows = []
     for group in groups:
@@ -183,7 +194,7 @@ def results_table(script: str, groups: list[Group], published: Published) -> tup
         cells += [group.greedy()] if has_greedy else []
         cells += [str(group.seeds), f"{group.steps:,}", group.minutes()]
         there = theirs.get(group.env_id, [])
-        cells.append(cite(there, group.steps) + shortfall(group, there))
+        cells += [cite(there, group.steps) + shortfall(group, there)] if theirs else []
         rows.append(f"| {' | '.join(cells)} |")
     done = {group.env_id for group in groups}
     left = [

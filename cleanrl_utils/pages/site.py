@@ -132,7 +132,7 @@ class Site:
         if not table and not folded:
             out.append(results.NO_RUN)
             return "\n\n".join([*out, self.keep_films(filmed)])
-        explain = results.explain(mine) if mine else results.EXPLAIN_PUBLISHED
+        explain = results.explain(mine, self.published) if mine else results.EXPLAIN_PUBLISHED
         out += [table, explain + results.commands_of(script.name)]
         if mine:
             out.append(self.keep(results.charts_html(mine, self.published)))
