@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cleanrl_utils.pages.diffs import diff_size
 from cleanrl_utils.pages.results import Group
-from cleanrl_utils.pages.scripts import ORIGINAL, ROOT, Script
+from cleanrl_utils.pages.scripts import ROOT, Script
 
 DOCS = ROOT / "docs"
 Scripts = dict[str, Script]
@@ -50,11 +50,6 @@ def scripts_table(shown: list[Script], scripts: Scripts, source: str = "../sourc
             read += f", [diff from `{script.relative}.py`]({diff}) (−{removed}&nbsp;+{added})"
         rows.append(f"| `{script.name}.py`<br>{read} | {script.title} | {script.spaces} |")
     return "\n".join(rows)
-
-
-def missing_scripts(scripts: Scripts) -> str:
-    """The scripts that only the original CleanRL has."""
-    return ", ".join(f"`{name}.py`" for name in ORIGINAL if name not in scripts)
 
 
 def by_page(scripts: Scripts) -> dict[str, list[Script]]:

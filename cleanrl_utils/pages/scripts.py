@@ -48,15 +48,6 @@ JAX_RELATIVES = {
     "c51_atari_jax": "dqn_atari_jax",
     "dqn_atari_jax": "dqn_jax",
 }
-# The scripts of the original; the overview lists those that are missing here.
-NAMES = """c51 c51_atari c51_atari_jax c51_jax ddpg_continuous_action
-ddpg_continuous_action_jax dqn dqn_atari dqn_atari_jax dqn_jax ppg_procgen ppo ppo_atari
-ppo_atari_envpool ppo_atari_envpool_xla_jax ppo_atari_envpool_xla_jax_scan ppo_atari_lstm
-ppo_atari_multigpu ppo_continuous_action ppo_continuous_action_isaacgym ppo_pettingzoo_ma_atari
-ppo_procgen ppo_rnd_envpool ppo_trxl pqn pqn_atari_envpool pqn_atari_envpool_lstm
-qdagger_dqn_atari_impalacnn qdagger_dqn_atari_jax_impalacnn rainbow_atari rpo_continuous_action
-sac_atari sac_continuous_action td3_continuous_action td3_continuous_action_jax"""
-ORIGINAL = re.findall(r"\w+", NAMES)
 FAMILIES = {  # environments, by a word in the imports or in the name of a script
     "envpool": "EnvPool",
     "isaacgym": "Isaac Gym",

@@ -100,9 +100,6 @@ class Site:
     def make_algorithms(self, scripts: list[Script], what: str | None) -> str:
         return overview.algorithm_cards(self.scripts)
 
-    def make_missing(self, scripts: list[Script], what: str | None) -> str:
-        return overview.missing_scripts(self.scripts)
-
     def make_scripts(self, scripts: list[Script], what: str | None) -> str:
         return overview.scripts_table(scripts, self.scripts)
 
