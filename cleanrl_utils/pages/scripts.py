@@ -78,6 +78,9 @@ SPACES = {  # of scripts whose name does not say it
     "ppo_action_mask": "vectors, several discrete",
     "ppo_multi_input": "vectors with images, several discrete",
     "ppo_recurrent": "vectors, discrete or continuous",
+    "ppo_trxl": "images or vectors, several discrete",
+    "ppo_jax": "vectors or small images, discrete",
+    "pqn_jax": "vectors or small images, discrete",
 }
 
 
