@@ -27,7 +27,7 @@ from table import SCRIPTS
 from cleanrl_utils.analysis import palette
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.pages import code, diffs, films, notes, overview, readme, results, scripts, tags
-from cleanrl_utils.pages.site import Site
+from cleanrl_utils.pages.site import Site, shown_groups
 from cleanrl_utils.running.evaluation import import_script
 from cleanrl_utils.running.zoo import read_zoo
 
@@ -245,6 +245,11 @@ def test_the_overview_says_what_a_speed_was_measured_on() -> None:
     assert overview.speed_of([on_cpu]) == "500 CPU"
     assert overview.speed_of([on_cpu, on_gpu]) == "9,000 GPU"
     assert overview.speed_of([]) == ""
+
+
+def test_the_home_page_has_no_tuned_and_no_small_runs(pages) -> None:
+    shown = shown_groups(pages.groups)
+    assert len(shown) > 10 and not [x for x in shown if x.name.endswith(("_tuned", "_small"))]
 
 
 def test_one_seed_has_no_deviation() -> None:

@@ -328,8 +328,9 @@ def code_outline(source: str) -> list[tuple[str, int]]:
 
 
 def shown_groups(groups: list[results.Group]) -> list[results.Group]:
-    """Results on the environments of SHOWN, in its order."""
-    return [group for env_id in SHOWN for group in groups if group.env_id == env_id]
+    """Results on the environments of SHOWN, in its order; no tuned and no small runs."""
+    plain = [group for group in groups if group.name == group.script]
+    return [group for env_id in SHOWN for group in plain if group.env_id == env_id]
 
 
 def agents_caption(agents: list[films.Film], assets: str) -> str:
