@@ -18,9 +18,11 @@ import tyro
 from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running import folder
 from cleanrl_utils.running.settings import parse_command
+from cleanrl_utils.running.source import PROJECT
 
 PER_RUN = {"resume", "runs_dir"}  # location of a run: not reproduced
 VENV = ".venv-reproduce"
+LIBRARY = ".cleanrl-reproduce"  # a clone of this project, for a script in a repository of its own
 
 
 @dataclass
@@ -99,9 +101,13 @@ def restore_code(record: dict[str, Any], run: Path | None) -> list[str]:
         lines.append("# The run had changes that were not committed; they are lost.")
     library = part(record, "library")
     if library:
-        dirty = ", with changes that were not committed" if library.get("dirty") else ""
-        commit = comment(str(library.get("commit", "")))
-        lines.append(f"# cleanrl_utils was imported from another checkout, at {commit}{dirty}.")
+        commit = str(library.get("commit", ""))
+        dirty = "; its uncommitted changes are lost" if library.get("dirty") else ""
+        lines += [
+            f"# cleanrl_utils was imported from another checkout, at {comment(commit)}{dirty}.",
+            f"test -d {LIBRARY} || git clone {shlex.quote(str(PROJECT))} {LIBRARY}",
+            f"git -C {LIBRARY} checkout {shlex.quote(commit)}",
+        ]
     return lines
 
 
@@ -124,7 +130,10 @@ def install_packages(record: dict[str, Any]) -> list[str]:
             lines.append(f"# {comment(name)} was the build {comment(version)}")
         pins.append(shlex.quote(f"{name}=={public}"))
     pip = f"{VENV}/bin/python -m pip install"
-    lines.append(f"{pip} -r requirements/requirements.txt  # that commit's pins")
+    pinned = f"{pip} -r requirements/requirements.txt"
+    if part(record, "library"):
+        pinned = f"(cd {LIBRARY} && ../{pinned})"
+    lines.append(f"{pinned}  # that commit's pins")
     lines.append("# The packages that the run used; changes nothing if they are the pinned ones.")
     if pins:
         lines.append(f"{pip} {' '.join(pins)}")

@@ -59,3 +59,18 @@ def test_what_cannot_be_repeated_is_said(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stop:
         reproduce.main([str(tmp_path)])
     assert stop.value.code == 2
+
+
+def test_a_script_in_a_repository_of_its_own_gets_the_library_of_its_run(tmp_path: Path) -> None:
+    head = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+    record = {"args": {}, "script": "mine", "command": ["mine.py"], "git": {}}
+    record["library"] = {"commit": commit, "dirty": False}
+    lines = reproduce.commands(record)
+    checkout = "\n".join(line for line in lines if line == "set -e" or "git" in line)
+    for _ in range(2):  # the same commands again
+        subprocess.run(["bash", "-c", checkout], cwd=tmp_path, check=True, capture_output=True)
+    (install,) = [line for line in lines if "requirements.txt" in line]
+    there = install.replace(f"../{reproduce.VENV}/bin/python -m pip install -r", "test -f")
+    assert there != install
+    subprocess.run(["bash", "-c", there], cwd=tmp_path, check=True)
