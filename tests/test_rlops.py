@@ -476,6 +476,20 @@ def test_settings_that_differ_between_sets_are_shown(
     assert "| --gamma | 0.9 | 0.99 |" in Path("compare.html").read_text()
 
 
+def test_the_module_of_an_environment_is_no_other_version_of_the_code(
+    own_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for seed in (1, 2):
+        make_run(own_folder, seed, 100.0, "A-v0", code="1111")
+        make_run(own_folder, seed, 100.0, "mine:B-v0", code="2222")
+    assert rlops.main(["--exp-name", "ppo"]) == 0
+    assert "different code" not in capsys.readouterr().err
+    make_run(own_folder, 3, 100.0, "mine:B-v0", code="3333")
+    assert rlops.main(["--exp-name", "ppo"]) == 0
+    said = capsys.readouterr().err
+    assert "ppo: runs of different code: 2222 (2 runs), 3333 (1 run)" in said
+
+
 def test_earlier_committed_results_have_the_flags_of_their_commands(
     own_folder: Path, capsys: pytest.CaptureFixture
 ) -> None:

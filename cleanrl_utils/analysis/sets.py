@@ -1,6 +1,7 @@
 """Sets of runs to compare. Within a set, the runs of a task differ only in their seeds."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -262,12 +263,14 @@ def check_length(s: RunSet, args: SetArgs) -> None:
 
 def note_differences(s: RunSet) -> None:
     """Print what differs within a set: versions of the code, and settings between tasks."""
-    codes: dict[str, int] = {}
+    by_module: dict[str, Counter[str]] = {}  # code includes the module of a task module:Id
     for run in s.runs:
-        codes[run.code] = codes.get(run.code, 0) + 1
-    if len(codes) > 1:
-        texts = [f"{code or 'unknown'} ({count(number, 'run')})" for code, number in codes.items()]
-        say(f"{s.label}: runs of different code: {', '.join(texts)}")
+        module = run.env_id.partition(":")[0] if ":" in run.env_id else ""
+        by_module.setdefault(module, Counter())[run.code] += 1
+    for codes in by_module.values():
+        if len(codes) > 1:
+            texts = [f"{code or 'unknown'} ({count(n, 'run')})" for code, n in codes.items()]
+            say(f"{s.label}: runs of different code: {', '.join(texts)}")
     for run in s.runs:
         if grouping.is_mixed(run.code):
             say(f"{s.label}: {run.name} was resumed with other code")
