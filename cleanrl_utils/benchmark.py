@@ -131,7 +131,7 @@ def describe_scores(summaries: list[dict[str, Any]]) -> str:
         return "no finished episode"
     over = count(len(values), "seed")
     missing = f" ({no_episode} of {len(summaries)} finished no episode)" if no_episode else ""
-    return f"return {mean_and_std(values, 1)} over {over}{missing}"
+    return f"return {mean_and_std(values)} over {over}{missing}"
 
 
 def number_of(index: str, args: BenchmarkArgs) -> int:

@@ -305,7 +305,7 @@ def test_a_result_belongs_to_the_code_that_made_it(
     flags += ["--command", "python elsewhere/x.py"]
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "x: return 1.0 ± 0.0 over 2 seeds" in said and "start again" not in said
+    assert "x: return 1.00 ± 0.00 over 2 seeds" in said and "start again" not in said
 
     (tmp_path / "docs.md").write_text("a page")
     (script.parent / "unrelated.py").write_text("x = 1\n")
@@ -317,7 +317,7 @@ def test_a_result_belongs_to_the_code_that_made_it(
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
     assert "2 of 2 runs start again, because their code has changed: x__1, x__2 (old" in said
-    assert "x: return 2.0 ± 0.0 over 2 seeds" in said
+    assert "x: return 2.00 ± 0.00 over 2 seeds" in said
     assert len(finished_runs(tmp_path)) == 4, "old runs stay"
 
     script.write_text(COUNTS + "print('more')\n")
@@ -353,7 +353,7 @@ def test_a_run_of_several_seeds_says_whose_return_is_printed(
     (tmp_path / "helper.py").write_text("SCORE = 1.0\n")
     assert benchmark.main(flags) == 0
     said = capsys.readouterr().out
-    assert "x: return 1.0 over 1 seed (the first of 4: `results show` has all)" in said
+    assert "x: return 1.00 over 1 seed (the first of 4: `results show` has all)" in said
 
 
 def test_a_run_of_other_code_is_not_resumed(
@@ -390,7 +390,7 @@ def test_code_edited_while_the_benchmark_runs_makes_other_runs(
     assert benchmark.main(flags) == 0  # what the new code has done is not done again
     said = capsys.readouterr().out
     assert "2 of 3 runs are already finished" in said and "x__1 (old runs: runs/run0)" in said
-    assert "x: return 2.0 ± 0.0 over 3 seeds" in said and "note:" not in said
+    assert "x: return 2.00 ± 0.00 over 3 seeds" in said and "note:" not in said
 
 
 def test_a_run_that_takes_too_long_is_ended_and_one_that_hangs_is_named(
@@ -667,9 +667,9 @@ def test_the_number_of_a_run_comes_from_the_scheduler(monkeypatch: pytest.Monkey
 
 def test_runs_without_a_finished_episode_are_named() -> None:
     known = [{"episodic_return": 10.0}, {"episodic_return": 30.0}]
-    assert benchmark.describe_scores(known) == "return 20.0 ± 14.1 over 2 seeds"
-    assert benchmark.describe_scores(known[:1]) == "return 10.0 over 1 seed"
+    assert benchmark.describe_scores(known) == "return 20.00 ± 14.14 over 2 seeds"
+    assert benchmark.describe_scores(known[:1]) == "return 10.00 over 1 seed"
     some = benchmark.describe_scores([*known, {"step": 100}])
-    assert some == "return 20.0 ± 14.1 over 2 seeds (1 of 3 finished no episode)"
+    assert some == "return 20.00 ± 14.14 over 2 seeds (1 of 3 finished no episode)"
     assert benchmark.describe_scores([{"step": 100}]) == "no finished episode"
     assert local.describe_result({"step": 100, "seconds": 2.0}).endswith(", no finished episode")

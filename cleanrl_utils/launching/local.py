@@ -336,7 +336,7 @@ def settle(attempt: Attempt, failures: Counter[str], args: LaunchArgs, board: Bo
 def describe_result(summary: dict[str, Any]) -> str:
     took = f" in {clock(summary['seconds'])}" if "seconds" in summary else ""
     if "episodic_return" in summary:
-        return f"{took}, return {summary['episodic_return']:.1f}"
+        return f"{took}, return {summary['episodic_return']:.2f}"
     return f"{took}, no finished episode" if summary else took
 
 
