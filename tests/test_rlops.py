@@ -535,6 +535,32 @@ def test_few_seeds_carry_a_caution(
     assert ("±" in task) == (seeds > 1)
 
 
+def test_the_output_says_what_scores_and_intervals_are(
+    own_folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib.pyplot as plt
+
+    for seed in (1, 2, 3):
+        for name, level in (("old", 100.0), ("new", 98.0)):
+            make_run(own_folder, seed, level, exp_name=name)
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    flags = "--exp-names old new --metric-last-n-average-window 50 --output-filename a.pdf"
+    assert rlops.main(flags.split()) == 0
+    printed = capsys.readouterr().out
+    assert "A run's score is the mean of its last 50 values." in printed
+    assert "95% intervals: stratified bootstrap over seeds" in printed
+
+    (figure,) = drawn
+    curves, _, profile, means = figure.axes
+    assert curves.get_legend().get_title().get_text() == "mean ± standard deviation (seeds)"
+    assert "95% interval" in profile.get_title() and "95% interval" in means.get_title()
+    assert means.title.get_window_extent().x1 <= figure.bbox.x1
+    low, high = means.get_xlim()
+    bars = [bar.get_bbox() for bar in means.patches]
+    assert low < min(bar.x0 for bar in bars) and high > max(bar.x1 for bar in bars)
+
+
 def test_a_run_without_a_finished_episode_is_left_out(
     own_folder: Path, capsys: pytest.CaptureFixture
 ) -> None:

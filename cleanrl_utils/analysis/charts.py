@@ -81,7 +81,9 @@ def draw(c: Comparison, path: Path) -> list[Path]:
         for axis, by in zip(pair, ("steps", "seconds"), strict=True):
             draw_task(c, task, axis, by)
         pair[0].set_ylabel(c.args.metric.removeprefix("charts/"))
-        pair[0].legend(fontsize=8)
+        several = any(len(s.on(task)) > 1 for s in c.sets)
+        what = "mean ± standard deviation (seeds)" if several else None
+        pair[0].legend(fontsize=8, title=what, title_fontsize=8)
     if c.shared:
         draw_statistics(c, axes[-1])
     figure.tight_layout()
@@ -117,6 +119,7 @@ def draw_statistics(c: Comparison, axes: Any) -> None:
     """Draw the performance profiles and the interquartile means."""
     every = np.concatenate([x for runs in c.normalised for x in runs])
     levels = np.linspace(every.min() - 1e-6, every.max(), 101)
+    axes[1].use_sticky_edges = False  # leave a margin beside the bars
     for i, (runs, color) in enumerate(zip(c.normalised, colors(len(c.sets)), strict=True)):
         axes[0].step(levels, stats.profile(runs, levels), color=color, label=c.labels[i])
         band = stats.profile_interval(runs, levels)
@@ -125,11 +128,11 @@ def draw_statistics(c: Comparison, axes: Any) -> None:
         axes[1].barh(i, high - low, left=low, color=color, alpha=0.4)
         axes[1].plot([stats.set_iqm(runs)] * 2, [i - 0.4, i + 0.4], color=color)
     fewest = c.fewest_seeds(*range(len(c.sets)))
-    caution = f" (caution: seeds per task: {fewest})" if fewest < ENOUGH else ""
-    axes[0].set(title="performance profile", xlabel="normalised score", ylabel="runs above it")
+    caution = f"\n(caution: seeds per task: {fewest})" if fewest < ENOUGH else ""
+    title = "performance profile, 95% interval"
+    axes[0].set(title=title, xlabel="normalised score", ylabel="runs above it")
     axes[0].grid(alpha=0.3)
     axes[1].set(title=f"interquartile mean, 95% interval{caution}", xlabel="normalised score")
     axes[1].set_yticks(range(len(c.labels)), c.labels)
     axes[1].invert_yaxis()
-    axes[1].use_sticky_edges = False  # leave a margin beside the shortest bar
     axes[1].grid(alpha=0.3, axis="x")

@@ -9,8 +9,8 @@ from cleanrl_utils.analysis import stats
 from cleanrl_utils.analysis.grouping import ABSENT, count, flag_name
 from cleanrl_utils.analysis.sets import RunSet, SetArgs, find_sets
 from cleanrl_utils.analysis.sources import OneRun
+from cleanrl_utils.analysis.tables import LAST, say
 from cleanrl_utils.analysis.tables import markdown_row as row
-from cleanrl_utils.analysis.tables import say
 from cleanrl_utils.errors import require
 
 ENOUGH = 5  # seeds: with fewer, intervals and probabilities are shown with a caution
@@ -103,8 +103,9 @@ def markdown(c: Comparison) -> str:
 def score_table(c: Comparison) -> str:
     """Mean and standard deviation of each set on each task."""
     head = ["", *c.labels]
-    lines = [f"**{c.args.metric}**: mean ± sample standard deviation over seeds (number of seeds)"]
-    lines += ["", row(head), row(["-"] * len(head))]
+    about = f"**{c.args.metric}**: mean ± sample standard deviation over seeds (number of seeds)."
+    about += f" A run's score is the mean of its last {last_values(c)} values."
+    lines = [about, "", row(head), row(["-"] * len(head))]
     for task in c.tasks:
         cells = [cell(scores_of(s, task, c.args)) for s in c.sets]
         lines.append(row([task, *cells]))
@@ -116,6 +117,13 @@ def score_table(c: Comparison) -> str:
     return "\n".join(lines)
 
 
+def last_values(c: Comparison) -> str:
+    """How many values a run's score is the mean of; committed results have their own number."""
+    window = c.args.metric_last_n_average_window
+    numbers = {window if run.final is None else LAST for s in c.sets for run in s.runs}
+    return " or ".join(map(str, sorted(numbers)))
+
+
 def cell(scores: np.ndarray) -> str:
     return f"{stats.mean_and_std(scores)} ({len(scores)})" if len(scores) else "-"
 
@@ -123,7 +131,8 @@ def cell(scores: np.ndarray) -> str:
 def across_tasks(c: Comparison) -> str:
     """Interquartile means, differences and probabilities of improvement, with 95% intervals."""
     head = ["", *c.labels]
-    about = f"Across {count(len(c.shared), 'task')} (95% intervals):"
+    about = f"Across {count(len(c.shared), 'task')}"
+    about += " (95% intervals: stratified bootstrap over seeds):"
     about += " 0 is a task's return at the start, 1 the first set's final mean."
     lines = [about, "", row(head), row(["-"] * len(head))]
     cells = []
