@@ -550,6 +550,7 @@ def test_the_output_says_what_scores_and_intervals_are(
     printed = capsys.readouterr().out
     assert "A run's score is the mean of its last 50 values." in printed
     assert "95% intervals: stratified bootstrap over seeds" in printed
+    assert b"/Type3" not in Path("a.pdf").read_bytes()
 
     (figure,) = drawn
     curves, _, profile, means = figure.axes

@@ -45,6 +45,7 @@ def pyplot() -> Any:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    plt.rcParams["pdf.fonttype"] = 42  # TrueType: many conferences refuse Type 3 fonts
     return plt
 
 
