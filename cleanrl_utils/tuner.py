@@ -326,11 +326,8 @@ class Tuner:
         words: list[str] = []
         env: dict[str, str] = {}
         if self.wandb_kwargs:
-            words += [
-                "--track",
-                "--wandb-project-name",
-                self.wandb_kwargs.get("project", "cleanRL"),
-            ]
+            project = self.wandb_kwargs.get("project", "cleanRL")
+            words += ["--track", "--wandb-project-name", project]
             if self.wandb_kwargs.get("entity"):
                 words += ["--wandb-entity", self.wandb_kwargs["entity"]]
             env["WANDB_RUN_GROUP"] = self.study_name
@@ -366,8 +363,7 @@ class Tuner:
         """Run the best settings on seeds that no trial used; returns the results as lines."""
         if fresh_seeds == 0:
             return ["Not run on fresh seeds."]
-        used = [trial.user_attrs.get("seeds", 0) for trial in self.study.get_trials(deepcopy=False)]
-        first = max([num_seeds, *used])
+        first = self.first_fresh(num_seeds)
         seeds = range(first, first + fresh_seeds)
         scores = self.fresh_scores(best)
         missing = []
@@ -386,6 +382,11 @@ class Tuner:
         for line in found:
             print(line, flush=True)
         return found
+
+    def first_fresh(self, num_seeds: int) -> int:
+        """The first seed that no trial used."""
+        used = [trial.user_attrs.get("seeds", 0) for trial in self.study.get_trials(deepcopy=False)]
+        return max([num_seeds, *used])
 
     def fresh_scores(self, best: FrozenTrial) -> dict[int, dict[str, float]]:
         """The stored scores of the best trial on fresh seeds, by seed and task."""
@@ -434,13 +435,14 @@ class Tuner:
         return failures
 
     def command(self, params: Mapping[str, Any], num_seeds: int) -> str:
-        """The command that trains with these settings."""
+        """The command that trains with these settings, on seeds that no trial used."""
         words = ["python", self.script, *as_flags(params)]
+        first = str(self.first_fresh(num_seeds))
         if len(self.target_scores) == 1:
-            return shlex.join([*words, "--env-id", *self.target_scores])
+            return shlex.join([*words, "--env-id", *self.target_scores, "--seed", first])
         tool = ["python", "-m", "cleanrl_utils.benchmark", "--env-ids", *self.target_scores]
-        tool += ["--command", shlex.join(words), "--num-seeds", str(num_seeds), "--workers", "1"]
-        return shlex.join(tool)
+        tool += ["--command", shlex.join(words), "--start-seed", first]
+        return shlex.join([*tool, "--num-seeds", str(num_seeds), "--workers", "1"])
 
 
 if __name__ == "__main__":

@@ -150,7 +150,12 @@ def test_fresh_seeds_are_those_of_no_trial(
     tuner = make_tuner(dict, target_scores={"A-v0": None}, workers=2)
     best = finished_trial(tuner, num_seeds=4)
     tuner.conclude(2, 0)
-    assert FakeTraining.seeds == [] and "fresh" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert FakeTraining.seeds == [] and "fresh" not in said
+    assert "--env-id A-v0 --seed 4\n" in said  # the command uses no seed of a trial, either
+    tuner.target_scores = {"A-v0": None, "B-v0": None}
+    assert "--start-seed 4 --num-seeds 2" in tuner.command({}, 2)
+    tuner.target_scores = {"A-v0": None}
     tuner.conclude(2, 2)  # an earlier call had used four seeds
     assert FakeTraining.seeds == [4, 5]
     assert "4.500 ± 0.707 over 2 fresh seeds (4, 5)" in capsys.readouterr().out
