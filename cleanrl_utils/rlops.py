@@ -10,7 +10,8 @@ set is the baseline. The runs of a set have the same settings and differ only in
 --where selects runs by their settings. The score of a run is the mean of its last values.
 
 Prints a Markdown table with the scores and with the settings that differ between the sets, draws
-learning curves and statistics (PNG and SVG) and, with --report, writes a self-contained web page.
+learning curves and statistics (PNG and SVG) and, with --report, writes a self-contained web page;
+--latex writes the tables for a paper.
 
 --fail-on-regression exits with status 1 if a set is significantly worse than the baseline, across
 tasks or on a single task with at least 5 runs: the 95% interval of the difference of the
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from cleanrl_utils.analysis.charts import draw
 from cleanrl_utils.analysis.comparison import compare, markdown, verdicts
+from cleanrl_utils.analysis.latex import write_latex
 from cleanrl_utils.analysis.report import write_report
 from cleanrl_utils.analysis.sets import SetArgs
 from cleanrl_utils.running.settings import parse_command
@@ -32,9 +34,11 @@ from cleanrl_utils.running.settings import parse_command
 @dataclass
 class RlopsArgs(SetArgs):
     output_filename: str = "compare.png"
-    """file for the figure; an SVG is written beside it"""
+    """file for the figure, e.g. .png or .pdf; an SVG is written beside it"""
     report: bool = False
     """also write a web page with interactive curves, beside the figure"""
+    latex: bool = False
+    """also write the tables of scores as LaTeX (booktabs), beside the figure"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     paths = draw(comparison, Path(args.output_filename))
     if args.report:
         paths.append(write_report(comparison, table, paths[0].with_suffix(".html")))
+    if args.latex:
+        paths.append(write_latex(comparison, paths[0].with_suffix(".tex")))
     print(f"\n{', '.join(map(str, paths))}")
     for line in worse:
         print(f"regression: {line}", file=sys.stderr)

@@ -562,6 +562,23 @@ def test_the_output_says_what_scores_and_intervals_are(
     assert low < min(bar.x0 for bar in bars) and high > max(bar.x1 for bar in bars)
 
 
+def test_tables_as_latex(own_folder: Path, capsys: pytest.CaptureFixture) -> None:
+    for seed in range(1, 6):
+        make_run(own_folder, seed, -100.0, exp_name="old")
+        make_run(own_folder, seed, -120.0, exp_name="new_50%")
+    flags = "--exp-names old new_50% --output-filename out/a.pdf --latex"
+    assert rlops.main(flags.split()) == 0
+    assert "out/a.pdf, out/a.svg, out/a.tex" in capsys.readouterr().out
+    scores, statistics = Path("out/a.tex").read_text().split("\n\n")
+    assert r"\caption{charts/episodic\_return: mean $\pm$ sample standard" in scores
+    lines = scores.splitlines()
+    assert r" & old & new\_50\% \\" in lines and r"\begin{tabular}{lcc}" in lines
+    (row,) = [line for line in lines if line.startswith("CartPole-v1 & ")]
+    assert row.count("$-$") == 2 and row.count(r" $\pm$ ") == 2 and row.endswith(r"(5) \\")
+    assert r"(95\% intervals: stratified bootstrap" in statistics
+    assert r"difference &  & $-$" in statistics
+
+
 def test_a_run_without_a_finished_episode_is_left_out(
     own_folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
