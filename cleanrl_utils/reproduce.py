@@ -66,7 +66,7 @@ def commands(record: dict[str, Any], all_flags: bool = False, run: Path | None =
     missing = record.get("modules_not_committed")
     if isinstance(missing, list) and missing:
         names = comment(", ".join(map(str, missing)))
-        lines.append(f"# It imports modules that were not committed, nor kept: {names}.")
+        lines.append(f"# The run imports modules that were not committed, nor kept: {names}.")
     module, colon, _ = str(record["args"].get("env_id", "")).partition(":")
     if colon and not module.startswith("cleanrl_utils"):
         lines.append(f"# The module {comment(module)} of the environment must be on PYTHONPATH.")

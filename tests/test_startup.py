@@ -163,9 +163,10 @@ def test_git_is_asked_twice_and_once_more_for_changes(
     assert clean.state == {"commit": commit, "dirty": False}
     assert clean.has_script() and clean.diff() == b"" and asked == ["status", "ls-files"]
     assert not source.Repository(tmp_path / "new.py").has_script()
-    assert clean.missing_modules() == []
+    assert clean.missing_modules("A-v0") == []
+    assert clean.missing_modules("new:A-v0") == ["new.py"], "the module of an environment"
     script.write_text("import new, b\n")
-    assert source.Repository(script).missing_modules() == ["new.py"]
+    assert source.Repository(script).missing_modules("A-v0") == ["new.py"]
 
     script.write_text("x = 2\n")
     asked.clear()

@@ -300,7 +300,7 @@ def test_a_changed_copy_elsewhere_can_be_played_and_reproduced(tmp_path: Path) -
     assert (run / "my_ppo.py").read_text() == text
     assert folder.read_record(run)["script_tracked"] is False
     done = call("-m", "cleanrl_utils.reproduce", str(run), cwd=tmp_path)
-    assert "# It imports modules that were not committed, nor kept: nets.py.\n" in done.stdout
+    assert "# The run imports modules that were not committed, nor kept: nets.py.\n" in done.stdout
 
     (mine / "my_ppo.py").write_text("raise RuntimeError('changed since')\n")
     done = call("-m", "cleanrl_utils.enjoy", str(run), "--eval-episodes", "2", cwd=tmp_path)

@@ -47,8 +47,13 @@ def fingerprint(script: Path, modules: Iterable[str] = ()) -> str:
 
 def code_of(script: Path, env_id: str) -> str:
     """The fingerprint of a run: of its script, and of the module of an environment module:Id."""
+    return fingerprint(script, modules_of(env_id))
+
+
+def modules_of(env_id: str) -> list[str]:
+    """The module of an environment module:Id; none for other environments."""
     module, colon, _ = env_id.partition(":")
-    return fingerprint(script, [module] if colon else [])
+    return [module] if colon else []
 
 
 def sources(script: Path, modules: Iterable[str] = ()) -> list[Path]:
@@ -192,9 +197,10 @@ class Repository:
     def has_script(self) -> bool:
         return self.script in self.committed
 
-    def missing_modules(self) -> list[str]:
-        """The modules beside the script that it imports, and that git does not have."""
-        beside = [path for path in sources(self.script)[1:] if self.folder in path.parents]
+    def missing_modules(self, env_id: str) -> list[str]:
+        """The modules beside the script that the run imports, and that git does not have."""
+        used = sources(self.script, modules_of(env_id))[1:]
+        beside = [path for path in used if self.folder in path.parents]
         return [str(x.relative_to(self.folder)) for x in beside if x not in self.committed]
 
     def diff(self) -> bytes:
@@ -255,7 +261,7 @@ def keep(folder: Path, script: Path, env_id: str, repository: Repository) -> dic
         (folder / run_folder.CHANGES).write_bytes(changes)
     record: dict[str, Any] = {"code": code_of(script, env_id)}
     record |= {"script_tracked": repository.has_script()}
-    if missing := repository.missing_modules():
+    if missing := repository.missing_modules(env_id):
         record["modules_not_committed"] = missing
     return record | ({"library": repository.library} if repository.library else {})
 
