@@ -151,7 +151,7 @@ def test_fresh_seeds_are_those_of_no_trial(
     best = finished_trial(tuner, num_seeds=4)
     tuner.conclude(2, 0)
     said = capsys.readouterr().out
-    assert FakeTraining.seeds == [] and "fresh" not in said
+    assert FakeTraining.seeds == [] and "fresh seed" not in said
     assert "--env-id A-v0 --seed 4\n" in said  # the command uses no seed of a trial, either
     tuner.target_scores = {"A-v0": None, "B-v0": None}
     assert "--start-seed 4 --num-seeds 2" in tuner.command({}, 2)
