@@ -562,6 +562,37 @@ def test_the_output_says_what_scores_and_intervals_are(
     assert low < min(bar.x0 for bar in bars) and high > max(bar.x1 for bar in bars)
 
 
+@pytest.mark.parametrize("episodes", [(200, 200), (200, 100)])
+def test_learning_across_tasks_is_drawn(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, episodes: tuple[int, int]
+) -> None:
+    """The artificial runs learn at a constant rate and are done after half of their steps."""
+    import matplotlib.pyplot as plt
+
+    for seed in (1, 2, 3):
+        for task, number in zip(("A-v0", "B-v0"), episodes, strict=True):
+            make_run(own_folder, seed, 100.0, task, exp_name="old", episodes=number)
+            make_run(own_folder, seed, 50.0, task, exp_name="new", episodes=number)
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    flags = ["--exp-names", "old", "new", "--metric-last-n-average-window", "20"]
+    assert rlops.main(flags) == 0
+    steps, minutes = drawn[0].axes[4:6]
+    assert steps.get_title() == "2 tasks: interquartile mean, 95% interval"
+    same = episodes[0] == episodes[1]
+    assert steps.get_xlabel() == ("steps" if same else "% of a task's steps")
+    assert minutes.get_xlabel() == ("minutes" if same else "% of a task's minutes")
+    for axis in (steps, minutes):
+        old, new = axis.lines
+        end = old.get_xdata()[-1]
+        expected = {0.25: (0.5, 0.25), 0.75: (1.0, 0.5), 1.0: (1.0, 0.5)}
+        for share, scores in expected.items():
+            found = [np.interp(share * end, *line.get_data()) for line in (old, new)]
+            np.testing.assert_allclose(found, scores, atol=0.08)
+        band = axis.collections[0].get_paths()[0].vertices
+        assert band[:, 1].min() < old.get_ydata().min() and band[:, 1].max() > 1
+
+
 def test_tables_as_latex(own_folder: Path, capsys: pytest.CaptureFixture) -> None:
     for seed in range(1, 6):
         make_run(own_folder, seed, -100.0, exp_name="old")

@@ -60,23 +60,32 @@ def thin(
     return at, np.bincount(span, values, points)[seen] / counts[seen]
 
 
-def mean_curve(
-    runs: list[OneRun], metric: str, axis: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(x, mean, sample standard deviation) over runs, up to the end of the shortest."""
-    curves = [run.curves[metric] for run in runs]
-    unit = 60.0 if axis == "seconds" else 1.0
-    xs = [np.asarray(getattr(curve, axis), float) / unit for curve in curves]
-    grid = np.linspace(max(x[0] for x in xs), min(x[-1] for x in xs), POINTS)
-    rows = [np.interp(grid, *thin(x, curve.values, x[-1], POINTS)) for x, curve in zip(xs, curves)]
-    spread = np.std(rows, axis=0, ddof=1) if len(rows) > 1 else np.zeros(POINTS)
-    return grid, np.mean(rows, axis=0), spread
+def positions(run: OneRun, metric: str, by: str) -> np.ndarray:
+    """The steps or minutes of a curve's values."""
+    curve = run.curves[metric]
+    return curve.steps if by == "steps" else curve.seconds / 60
+
+
+def common_range(runs: list[OneRun], metric: str, by: str) -> tuple[float, float]:
+    """The steps or minutes from which and up to which all runs have values."""
+    xs = [positions(run, metric, by) for run in runs]
+    return max(x[0] for x in xs), min(x[-1] for x in xs)
+
+
+def on_grid(runs: list[OneRun], metric: str, by: str, grid: np.ndarray) -> np.ndarray:
+    """Smoothed curves at given steps or minutes, (runs, points)."""
+    rows = []
+    for run in runs:
+        x = positions(run, metric, by)
+        rows.append(np.interp(grid, *thin(x, run.curves[metric].values, x[-1], POINTS)))
+    return np.array(rows)
 
 
 def draw(c: Comparison, path: Path) -> list[Path]:
-    """Draw curves by steps and by time, one row per task, and statistics across tasks below."""
+    """Draw curves by steps and by time, one row per task, and below them the same and statistics
+    across tasks."""
     plt = pyplot()
-    rows = len(c.tasks) + bool(c.shared)
+    rows = len(c.tasks) + bool(c.shared) + (len(c.shared) > 1)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 3.4 * rows), dpi=110, squeeze=False)
     for task, pair in zip(c.tasks, axes, strict=False):
         for axis, by in zip(pair, ("steps", "seconds"), strict=True):
@@ -85,6 +94,9 @@ def draw(c: Comparison, path: Path) -> list[Path]:
         several = any(len(s.on(task)) > 1 for s in c.sets)
         what = "mean ± standard deviation (seeds)" if several else None
         pair[0].legend(fontsize=8, title=what, title_fontsize=8)
+    if len(c.shared) > 1:
+        for axis, by in zip(axes[-2], ("steps", "seconds"), strict=True):
+            draw_across_tasks(c, axis, by)
     if c.shared:
         draw_statistics(c, axes[-1])
     figure.tight_layout()
@@ -108,11 +120,41 @@ def draw_task(c: Comparison, task: str, axis: Any, by: str) -> None:
         runs = s.on(task)
         if not runs:
             continue
-        x, mean, std = mean_curve(runs, c.args.metric, by)
+        x = np.linspace(*common_range(runs, c.args.metric, by), POINTS)
+        curves = on_grid(runs, c.args.metric, by, x)
+        mean = curves.mean(0)
         axis.plot(x, mean, color=color, label=f"{s.label} ({len(runs)})")
         if len(runs) > 1:
+            std = curves.std(0, ddof=1)
             axis.fill_between(x, mean - std, mean + std, color=color, alpha=0.15, lw=0)
     axis.set(xlabel="steps" if by == "steps" else "minutes", title=task)
+    axis.grid(alpha=0.3)
+
+
+def draw_across_tasks(c: Comparison, axis: Any, by: str) -> None:
+    """Draw how fast each set learns: its interquartile mean over the shared tasks. Where tasks have
+    different lengths, each is stretched to the same one."""
+    metric = c.args.metric
+    ends = []
+    first_shares = []  # of the task's steps, before which not all runs have values
+    for task in c.shared:
+        start, end = common_range([run for s in c.sets for run in s.on(task)], metric, by)
+        ends.append(max(end, 1e-9))
+        first_shares.append(start / ends[-1])
+    shares = np.linspace(max(first_shares), 1, POINTS)
+    unit = "steps" if by == "steps" else "minutes"
+    same_length = max(ends) < 1.01 * min(ends)
+    x = shares * min(ends) if same_length else 100 * shares
+    for i, (s, color) in enumerate(zip(c.sets, colors(len(c.sets)), strict=True)):
+        curves = []
+        for number, (task, end) in enumerate(zip(c.shared, ends, strict=True)):
+            rows = on_grid(s.on(task), metric, by, shares * end)
+            curves.append(c.normalise(number, rows))
+        iqm, low, high = stats.iqm_curve(curves, i)
+        axis.plot(x, iqm, color=color, label=s.label)
+        axis.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+    axis.set(xlabel=unit if same_length else f"% of a task's {unit}", ylabel="normalised score")
+    axis.set_title(f"{len(c.shared)} tasks: interquartile mean, 95% interval")
     axis.grid(alpha=0.3)
 
 

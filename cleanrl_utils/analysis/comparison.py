@@ -28,7 +28,15 @@ class Comparison:
     tasks: list[str]  # of any set
     shared: list[str]  # of every set
     scores: list[list[np.ndarray]]  # by set, by shared task
-    normalised: list[list[np.ndarray]]
+    units: list[float]  # by shared task: one of normalised score
+
+    @property
+    def normalised(self) -> list[list[np.ndarray]]:
+        return [[self.normalise(i, x) for i, x in enumerate(scores)] for scores in self.scores]
+
+    def normalise(self, task: int, values: np.ndarray) -> np.ndarray:
+        """Returns on a shared task as normalised scores: 1 is the mean score of the first set."""
+        return 1 + (values - self.scores[0][task].mean()) / self.units[task]
 
     @property
     def labels(self) -> list[str]:
@@ -46,14 +54,8 @@ def compare(args: SetArgs) -> Comparison:
     tasks = list(args.env_ids) or sorted({run.env_id for s in sets for run in s.runs})
     tasks = [task for task in tasks if any(s.on(task) for s in sets)]
     scores = [[scores_of(s, task, args) for task in shared] for s in sets]
-    scales = [scale(sets[0].on(task), scores[0][i], args) for i, task in enumerate(shared)]
-    normalised = []
-    for scores_of_set in scores:
-        normalised_set = []
-        for new, base, unit in zip(scores_of_set, scores[0], scales, strict=True):
-            normalised_set.append(1 + (new - base.mean()) / unit)
-        normalised.append(normalised_set)
-    return Comparison(args, sets, tasks, shared, scores, normalised)
+    units = [scale(sets[0].on(task), scores[0][i], args) for i, task in enumerate(shared)]
+    return Comparison(args, sets, tasks, shared, scores, units)
 
 
 def common_tasks(sets: list[RunSet], args: SetArgs) -> list[str]:
@@ -83,7 +85,9 @@ def scale(runs: Iterable[OneRun], scores: np.ndarray, args: SetArgs) -> float:
     starts = []
     for run in runs:
         values = run.curves[args.metric].values
-        starts.append(values[: max(1, min(10, len(values) // 10))].mean())
+        episodes = max(1, min(10, len(values) // 10))
+        first = episodes if run.final is None else 1  # committed: the mean of many episodes
+        starts.append(values[:first].mean())
     return float(max(abs(scores.mean() - np.mean(starts)), scores.std(), 1e-9))
 
 

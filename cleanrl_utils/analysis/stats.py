@@ -63,6 +63,15 @@ def bootstrap_iqm(runs: Set, seed: int = 0, resamples: int = RESAMPLES) -> np.nd
     return np.concatenate(out)
 
 
+def iqm_curve(curves: Set, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The interquartile mean at each point of learning curves, (runs, points) for each task, and
+    its pointwise interval."""
+    at_each_point = list(zip(*(task.T for task in curves), strict=True))
+    means = [set_iqm(runs) for runs in at_each_point]
+    bounds = [interval(bootstrap_iqm(runs, seed, 1000)) for runs in at_each_point]
+    return np.array(means), *np.transpose(bounds)
+
+
 def difference(
     old: Set, new: Set, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, tuple[float, float]]:
