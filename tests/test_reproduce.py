@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cleanrl_utils import reproduce
+from cleanrl_utils import reproduce, results
 from cleanrl_utils.running import folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +42,16 @@ def test_the_printed_command_repeats_the_run(
     subprocess.run(words, cwd=tmp_path / "again", check=True, capture_output=True, timeout=200)
     (again,) = (tmp_path / "again/runs").iterdir()
     assert metrics(again) == metrics(first) and len(metrics(first)) > 20
+
+
+def test_a_run_started_beside_its_script_names_the_path_in_the_repository(tmp_path: Path) -> None:
+    words = ["ppo.py", "--total-timesteps", "512", "--runs-dir", str(tmp_path)]
+    command = [sys.executable, *words]
+    subprocess.run(command, cwd=ROOT / "cleanrl", check=True, capture_output=True, timeout=200)
+    (run,) = results.find_runs(tmp_path)
+    assert run.record["script_path"] == "ppo.py"
+    assert results.command(run.record) == "python cleanrl/ppo.py --total-timesteps 512"
+    assert " cleanrl/ppo.py --total" in reproduce.commands(run.record, run=run.folder)[-1]
 
 
 def test_what_cannot_be_repeated_is_said(tmp_path: Path) -> None:

@@ -204,6 +204,10 @@ def find_records(where: str | Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def recorded_script(record: dict[str, Any]) -> str:
     """The path of the script in the repository, wherever it was called from."""
+    known = record.get("path_in_repository")
+    if isinstance(known, str):
+        return known
+    # not committed, or an older record: as it was called
     path = Path(str(record.get("script_path") or f"cleanrl/{record['script']}.py"))
     outside = path.is_absolute() or ".." in path.parts
     return f"cleanrl/{path.name}" if outside and path.parent.name == "cleanrl" else str(path)

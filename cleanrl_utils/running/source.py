@@ -197,6 +197,12 @@ class Repository:
     def has_script(self) -> bool:
         return self.script in self.committed
 
+    def path_of_script(self) -> str:
+        """The path of the script in the repository; empty if git does not have it."""
+        roots = [folder for folder in self.script.parents if (folder / ".git").exists()]
+        known = self.has_script() and roots
+        return self.script.relative_to(roots[0]).as_posix() if known else ""
+
     def missing_modules(self, env_id: str) -> list[str]:
         """The modules beside the script that the run imports, and that git does not have."""
         used = sources(self.script, modules_of(env_id))[1:]
@@ -261,6 +267,8 @@ def keep(folder: Path, script: Path, env_id: str, repository: Repository) -> dic
         (folder / run_folder.CHANGES).write_bytes(changes)
     record: dict[str, Any] = {"code": code_of(script, env_id)}
     record |= {"script_tracked": repository.has_script()}
+    if path := repository.path_of_script():
+        record["path_in_repository"] = path
     if missing := repository.missing_modules(env_id):
         record["modules_not_committed"] = missing
     return record | ({"library": repository.library} if repository.library else {})
