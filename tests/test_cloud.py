@@ -236,6 +236,14 @@ def test_dockerfile_copies_what_there_is_and_holds_no_secret() -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("name", ["runs", "videos", "wandb"])
+def test_what_runs_write_beside_the_scripts_is_in_no_commit_and_no_image(name: str) -> None:
+    """A run started in cleanrl/ writes there, and wheel and image contain that folder."""
+    command = ["git", "check-ignore", "--quiet", f"cleanrl/{name}/x"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    assert f"**/{name}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
 def test_every_extra_can_be_in_the_image(tmp_path: Path) -> None:
     """Run the installation step with a fake Python that records its commands."""
     text = (ROOT / "Dockerfile").read_text()
