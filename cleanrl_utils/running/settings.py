@@ -67,7 +67,8 @@ class LoggingArgs:
     wandb_entity: str | None = None
     """team or user on Weights & Biases; unset: your own"""
     capture_video: bool = False
-    """record videos of the first environment, and of the final evaluation, into the run's folder"""
+    """record videos of the first environment, unless EnvPool or JAX steps it, and of the final
+    evaluation, into the run's folder"""
 
 
 @dataclass
@@ -95,7 +96,8 @@ class CheckpointArgs:
     --total-timesteps continues it beyond its end"""
     checkpoints: Annotated[int, Range(0)] | None = None
     """number of checkpoints, evenly spaced; training is the same with any number (except EnvPool's
-    environments, which restart at each); 0: none; unset: 10, or 0 if one could exceed 1 GiB"""
+    environments, which restart at each); 0: none; unset: 10, fewer in short runs of EnvPool, 0 if
+    one could exceed 1 GiB"""
 
 
 @dataclass
