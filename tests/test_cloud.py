@@ -191,6 +191,14 @@ def test_the_benchmark_submits_an_array_whose_elements_run(batch: Any, tmp_path:
     assert "a-tag" in about["tags"] and (record.parent / "finished.json").exists()
 
 
+def test_fresh_names_a_folder_that_the_file_system_has(capfd: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main([*BATCH, "--backend", "aws-batch", "--fresh", "--workers", "1"])
+    said = capfd.readouterr().err
+    assert stop.value.code == 2 and said.startswith("error: --fresh") and said.count("\n") == 1
+    assert "--command" in said and "--runs-dir runs/" in said
+
+
 def test_waiting_ends_with_the_state_of_the_jobs(batch: Any) -> None:
     args = submit_exp.SubmitArgs(job_queue="c5a-large-spot", region="us-east-1")
     submission = submit_exp.Submission(args, ["true"], "name", 2)

@@ -23,7 +23,9 @@ ENDED = ("SUCCEEDED", "FAILED")
 def run_aws_batch(args: LaunchArgs, todo: list[Job], words: list[str]) -> int:
     """Submit jobs as one array job, which uses the image's own Python and folders."""
     require(
-        not args.fresh, "--fresh: does not know the runs on AWS; use another --runs-dir instead"
+        not args.fresh,
+        "--fresh: the runs on AWS are not known here; give --command another folder below runs/,"
+        " e.g. --runs-dir runs/again",
     )
     name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{todo[0].command.script}-{int(time.time())}")
     submission = Submission(args, ["python", *words], name, len(todo))
