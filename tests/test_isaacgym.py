@@ -132,6 +132,16 @@ def test_isaac_gym_is_used_where_it_is_installed(monkeypatch) -> None:
     assert outcomes[:, 3].tolist() == [1, 1, 1, 0, 1]
     assert outcomes[2, 4:].tolist() == [3, 3] and outcomes[4, 5] == 1
 
+    filmed = []
+    old_gym = ModuleType("gym.wrappers")
+    old_gym.RecordVideo = lambda envs, folder, **_: filmed.append(folder) or envs
+    monkeypatch.setitem(sys.modules, "gym", ModuleType("gym"))
+    monkeypatch.setitem(sys.modules, "gym.wrappers", old_gym)
+    run.args = SimpleNamespace(capture_video=True, record_video_step_frequency=10)
+    run.videos = "runs/a run/videos"
+    envs_torch.make_tensor_envs("Ant", 1, 7, run)
+    assert filmed == [run.videos]
+
 
 def test_the_originals_path_leads_to_the_script(tmp_path: Path) -> None:
     name = "ppo_continuous_action_isaacgym"

@@ -165,8 +165,7 @@ class IsaacTensors:
             every = run.args.record_video_step_frequency
             trigger = lambda step: step % every == 0  # noqa: E731
             self.envs.is_vector_env = True
-            folder = f"videos/{run.name}"
-            self.envs = RecordVideo(self.envs, folder, step_trigger=trigger, video_length=100)
+            self.envs = RecordVideo(self.envs, run.videos, step_trigger=trigger, video_length=100)
         self.returns = torch.zeros(num_envs, device=run.device)
         self.lengths = torch.zeros(num_envs, device=run.device)
         self.ended = torch.zeros(num_envs, dtype=torch.bool, device=run.device)
