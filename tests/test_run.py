@@ -677,6 +677,14 @@ def test_cartpole_is_solved(train) -> None:
     assert np.mean(summary["eval_returns"]) >= 475
 
 
+def test_the_summary_says_how_many_episodes_its_return_is_the_mean_of(train) -> None:
+    done = train("ppo", "--total-timesteps 4096")
+    returns = [value for _, tag, value in done.rows() if tag == "charts/episodic_return"]
+    summary = json.loads((done.folder / "finished.json").read_text())
+    assert len(returns) > 100 and summary["last_episodes"] == 100
+    assert summary["episodic_return"] == pytest.approx(np.mean(returns[-100:]))
+
+
 def test_observations_of_whole_numbers_are_played_too(train) -> None:
     """FrozenLake's observation is a number, which becomes a vector of integers."""
     flags = "--env-id FrozenLake-v1 --total-timesteps 512 --num-steps 32 --save-model"

@@ -188,7 +188,7 @@ class Run(Checkpoints):
         memory = machine.peak_memory(self.device)
         summary |= {f"peak_{where}memory_mb": used for where, used in memory.items()}
         self._progress.end(self._step)
-        if not summary["episodes"]:
+        if not summary["last_episodes"]:
             self.say("no episode ended: there is no return to report")
         if self.args.save_model:
             path = self._save_model(self.folder, agent)
@@ -356,7 +356,7 @@ class Run(Checkpoints):
         """Steps, time and last returns of training."""
         summary: dict[str, Any] = {"step": self._step, "seconds": self._seconds()}
         returns = list(self._progress.returns)
-        summary["episodes"] = len(returns)  # of the last 100
+        summary["last_episodes"] = len(returns)  # at most 100
         if returns:
             summary["episodic_return"] = float(np.mean(returns))
         if self._restarts:
