@@ -47,6 +47,15 @@ def test_seeds_are_pooled_and_their_deviation_is_that_of_a_sample(
     assert "settings" not in printed and "note:" not in printed
 
 
+def test_the_time_of_the_final_evaluation_is_not_that_of_training() -> None:
+    metrics = make_run(Path("runs"), 1, 100.0) / "metrics.csv"
+    (run,) = results.find_runs("runs")
+    before = results.summary(run)["seconds"]
+    with open(metrics, "a") as file:
+        file.write("0,9999.0,eval/episodic_return,100.0\n0,9999.0,eval/episodic_length,100.0\n")
+    assert results.summary(run)["seconds"] == before < 100
+
+
 def test_one_seed_has_no_deviation(capsys: pytest.CaptureFixture) -> None:
     make_run(Path("runs"), 1, 100.0)
     assert "±" not in show(capsys)

@@ -18,6 +18,7 @@ from cleanrl_utils.errors import require
 from cleanrl_utils.running import folder as run_folder
 
 RETURN = "charts/episodic_return"
+FINAL = "eval/episodic_"  # tags of the final evaluation, which is no training
 LAST = 100  # episodes that a run's final return is the mean of
 POINTS = 100  # per curve
 KEY_VERSIONS = {"python", "torch", "jax", "gymnasium", "numpy", "ale-py", "envpool", "mujoco"}
@@ -112,6 +113,7 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
     """A row about a run: name, settings, time, returns, and where it ran."""
     metrics = run.metrics()
     returns = metrics.loc[metrics.tag == tag, "value"].to_numpy()
+    trained = metrics[~metrics.tag.str.startswith(FINAL)]
     record = run.record
     args = record["args"]
     hardware = record.get("hardware", {})
@@ -124,8 +126,8 @@ def summary(run: RunFolder, tag: str = RETURN) -> dict[str, Any]:
         "exp_name": args["exp_name"],
         "env_id": args.get("env_id", ""),
         "seed": args["seed"],
-        "steps": int(metrics.step.max()) if len(metrics) else 0,
-        "seconds": round(float(metrics.seconds.max()), 1) if len(metrics) else 0.0,
+        "steps": int(trained.step.max()) if len(trained) else 0,
+        "seconds": round(float(trained.seconds.max()), 1) if len(trained) else 0.0,
         "episodes": int(metrics.tag.str.startswith(tag).sum()),  # counts each player's
         "final_return": round(float(returns[-LAST:].mean()), 3) if len(returns) else np.nan,
         "best_return": round(best_window(returns), 3) if len(returns) else np.nan,
