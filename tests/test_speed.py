@@ -2,21 +2,17 @@
 
 import collections
 import contextlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
-from cleanrl import ppo, ppo_continuous_action
 from cleanrl_utils.running.losses import Means, clip, larger, mean_of, squared_error, stack
 from cleanrl_utils.speed import graphs
-from cleanrl_utils.speed.acting import Sampler
 from cleanrl_utils.speed.graphs import CudaGraph, accelerate, capture, copy_of
-from cleanrl_utils.speed.inference import PolicyOnDevice, inference
+from cleanrl_utils.speed.inference import PolicyOnDevice
 from cleanrl_utils.speed.matmul import fast_matmul
 
 CPU = torch.device("cpu")
@@ -208,110 +204,6 @@ def test_parts_of_losses_and_their_gradients_are_those_of_torch() -> None:
         assert torch.equal(*(torch.autograd.grad(x.sum(), ratio)[0] for x in pair))
     two = torch.randn(2, 5)
     assert torch.equal(squared_error(two, two[0]), (two - two[0]).square())
-
-
-def sampler_args(num_envs: int, compile: bool = False) -> SimpleNamespace:
-    both = dict(cudagraphs=True, torch_deterministic=True)
-    return SimpleNamespace(num_envs=num_envs, compile=compile, **both)
-
-
-def small_agents() -> list[nn.Module]:
-    """Agents of PPO for discrete and for continuous actions, of different weights."""
-    spaces = dict(single_observation_space=SimpleNamespace(shape=(5,)))
-    discrete = SimpleNamespace(**spaces, single_action_space=SimpleNamespace(n=3))
-    vectors = SimpleNamespace(**spaces, single_action_space=SimpleNamespace(shape=(2,)))
-    continuous = ppo_continuous_action.Agent(vectors)
-    continuous.obs_stats.update(3 + 2 * torch.randn(100, 5))
-    return [ppo.Agent(discrete), continuous]
-
-
-@pytest.mark.parametrize("which, compile", [(0, False), (1, False), (1, True)])
-def test_rollouts_act_in_numpy_as_torch_does(which: int, compile: bool, monkeypatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    agent = small_agents()[which]
-    sample = Sampler(agent, CPU, sampler_args(4, compile))
-    assert sample.in_numpy
-    for seed in range(3):
-        obs = np.random.default_rng(seed).standard_normal((4, 5)).astype(np.float32)
-        torch.manual_seed(seed)
-        actions = sample(obs)
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            expected = agent.act(torch.from_numpy(obs), greedy=False).numpy()
-            np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
-            for parameter in agent.parameters():  # as an optimizer does
-                parameter += 0.1 * torch.randn_like(parameter)
-        assert actions.dtype == expected.dtype
-
-
-def test_rollouts_of_other_networks_act_in_torch() -> None:
-    agent = small_agents()[0]
-    assert Sampler(agent, CPU, sampler_args(9)).in_numpy is None
-    agent.actor = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3))
-    sample = Sampler(agent, CPU, sampler_args(4))
-    assert sample.in_numpy is None
-    assert sample(np.zeros((4, 5), np.float32)).shape == (4,)
-
-
-class Unusual(nn.Module):
-    """Policies that a user may write."""
-
-    def __init__(self, policy: Callable[[Tensor], Tensor]):
-        super().__init__()
-        self.network = nn.Linear(5, 6)
-        self.policy = policy
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return self.policy(self.network(obs))
-
-
-def fill_first(x: Tensor) -> Tensor:
-    noise = torch.empty_like(x)
-    noise.exponential_()
-    return x + noise
-
-
-def bound_in_place(x: Tensor) -> Tensor:
-    x[:, 1:].clamp_(-0.1, 0.1)
-    return x
-
-
-def residual(x: Tensor) -> Tensor:
-    return x + nn.functional.relu_(x)
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        *(fill_first, bound_in_place, residual),
-        *(lambda x: x.clamp(0.0), lambda x: x.clamp(None, 0.0), lambda x: x.argmax()),
-        *(lambda x: x.softmax(-1, torch.float64), lambda x: x.argmax(-1, True)),
-        *(lambda x: x[:, x.argmax(-1)], lambda x: x.unflatten(-1, (2, 3))),
-        lambda x: x + torch.empty_like(x).exponential_(2.0),
-    ],
-)
-def test_unusual_networks_compute_what_torch_does(policy: Callable[[Tensor], Tensor]) -> None:
-    network = Unusual(policy)
-    compute = inference(network, CPU, sampler_args(2))
-    obs = np.random.default_rng(1).standard_normal((2, 5)).astype(np.float32)
-    torch.manual_seed(1)
-    found = compute(obs)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        expected = network(torch.from_numpy(obs)).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_layers_with_hooks_act_in_torch() -> None:
-    network = Unusual(torch.tanh)
-    network.network = nn.utils.spectral_norm(network.network)
-    compute = inference(network, CPU, sampler_args(2))
-    obs = np.random.default_rng(1).standard_normal((2, 5)).astype(np.float32)
-    with torch.no_grad():
-        network.network.weight_orig += 1.0  # as an optimizer changes it
-        network.eval()  # in training mode, each call changes the weights
-        expected = network(torch.from_numpy(obs)).numpy()
-    np.testing.assert_allclose(compute(obs), expected, rtol=1e-5)
 
 
 def test_losses_of_epochs_are_averaged_over_all_minibatches() -> None:

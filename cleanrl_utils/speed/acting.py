@@ -28,6 +28,8 @@ class Sampler:
 
     def fetch(self) -> None:
         """Act with the agent's present weights. On a CPU they are the same memory anyway."""
+        if self.in_numpy and not self.in_numpy.is_valid():
+            self.in_numpy = None  # say, a layer was replaced
         if self.in_numpy and self.on_cpu is not self.agent:
             self.on_cpu.load_state_dict(self.agent.state_dict())
 

@@ -69,6 +69,9 @@ def inference(function: Callable, device: torch.device, args: Any) -> Forward:
     CPU, NumPy computes a network of small layers, with the weights that optimizers change."""
     on_device = PolicyOnDevice(lambda obs: function(obs), device, args)
     small = device.type == "cpu" and args.num_envs <= MOST_ROWS_IN_NUMPY
-    if small and isinstance(function, nn.Module):
-        return numpy_method(function, "forward") or on_device
-    return on_device
+    if not small or not isinstance(function, nn.Module):
+        return on_device
+    in_numpy = numpy_method(function, "forward")
+    if in_numpy is None:
+        return on_device
+    return lambda obs: in_numpy(obs) if in_numpy.is_valid() else on_device(obs)

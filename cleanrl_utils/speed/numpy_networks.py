@@ -5,33 +5,69 @@ longer than both.
 """
 
 import operator
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.fx import Node, Tracer
+from torch.fx import Graph, Node, Proxy, Tracer
 
 from cleanrl_utils.speed.straight_line import Step, straight_line
 
 MOST_ROWS_IN_NUMPY = 8  # with more, NumPy would start threads of its own
 
 
-def numpy_method(
-    module: nn.Module, method: str, **constants: Any
-) -> Callable[[np.ndarray], np.ndarray] | None:
-    """module.method(obs, **constants) on the CPU as a function from NumPy to NumPy; None if it has
-    other operations than the tables below. It uses the weights themselves, which optimizers change
-    in place; other attributes, say a float, keep the value that they have now."""
-    tracer = Tracer()
-    tracer.traced_func_name = method
-    try:
-        graph = tracer.trace(module, constants)
-    except Exception:  # noqa: BLE001  torch.fx names no kind: control flow, arguments, anything
-        return None
-    if changes_in_place(graph, module):
+class NumpyMethod:
+    """A method of a module on the CPU, from NumPy to NumPy. It uses the weights themselves, which
+    optimizers change in place."""
+
+    def __init__(self, function: Callable, module: nn.Module):
+        self._function = function
+        self._hooks = []
+        for part in module.modules():
+            self._hooks += [part._forward_pre_hooks, part._forward_hooks]
+        found = list(contents(module))
+        self._dicts = [values for values, _, _ in found]
+        self._names = [name for _, name, _ in found]
+        self._values = [value for _, _, value in found]
+        self._tensors = [x for x in self._values if isinstance(x, Tensor)]
+        self._addresses = [x.data_ptr() for x in self._tensors]
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        return self._function(obs.astype(np.float32, copy=False))[0]
+
+    def is_valid(self) -> bool:
+        """Whether nothing but the numbers in the module's tensors has changed. Otherwise the method
+        may compute something else now."""
+        return (
+            not any(self._hooks)  # spectral_norm, say, changes the weights
+            and all(map(operator.is_, map(dict.get, self._dicts, self._names), self._values))
+            and [x.data_ptr() for x in self._tensors] == self._addresses
+        )
+
+
+OF_TORCH = vars(nn.Module()).keys() - {"training"}  # attributes that every module has
+
+
+def contents(module: nn.Module) -> Iterator[tuple[dict, str, Any]]:
+    """The layers, tensors and attributes of a module and its parts: (dictionary, name, value)."""
+    for part in module.modules():
+        dicts = [part._modules, part._parameters, part._buffers]
+        if not Tracer().is_leaf_module(part, ""):  # not a layer of torch
+            dicts.append(vars(part))
+        for values in dicts:
+            for name in values.keys() - OF_TORCH:
+                yield values, name, values[name]
+
+
+def numpy_method(module: nn.Module, method: str, **constants: Any) -> NumpyMethod | None:
+    """module.method(obs, **constants) on the CPU, computed by NumPy; None if it has other
+    operations than the tables below."""
+    graph = trace(module, method, constants)
+    if graph is None or changes_in_place(graph, module):
         return None
     weights = dict(module.named_parameters()) | dict(module.named_buffers())
     new_place = count()
@@ -55,7 +91,10 @@ def numpy_method(
                 known[read_from[-1]] = x
         places[node] = next(new_place)
         if node.op == "get_attr":
-            known[places[node]] = weights[node.target].detach().numpy()
+            weight = weights[node.target]
+            if weight.dtype != torch.float32:
+                return None  # NumPy's results would have another type
+            known[places[node]] = weight.detach().numpy()
         elif operation is not None:
             steps.append((operation, read_from, [places[node]]))
     obs_places = [places[node] for node in places if node.op == "placeholder"]
@@ -63,7 +102,59 @@ def numpy_method(
     if len(obs_places) != 1 or not isinstance(output, Node):
         return None  # say, a tuple
     function = straight_line(steps, obs_places, [places[output]], known)
-    return lambda obs: function(obs.astype(np.float32, copy=False))[0]
+    computed = NumpyMethod(function, module)
+    return computed if computed.is_valid() else None
+
+
+class TracedTensor(Proxy):
+    """Tracing fails at x += 1: it would become x = x + 1, and other names of x would keep it as it
+    was."""
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = None
+
+
+class PlainTracer(Tracer):
+    def proxy(self, node: Node) -> Proxy:
+        return TracedTensor(node, self)
+
+
+def trace(module: nn.Module, method: str, constants: dict[str, Any]) -> Graph | None:
+    """The graph of a method. None if torch.fx cannot trace it, or if it draws numbers or changes
+    attributes meanwhile: the graph would do so no more."""
+    tracer = PlainTracer()
+    tracer.traced_func_name = method
+    generators = states_of_generators()
+    before = [(values, values.copy()) for values in attributes_of(module)]
+    graph = None
+    try:
+        with torch.no_grad():
+            graph = tracer.trace(module, constants)
+    except Exception:  # noqa: BLE001  torch.fx names no kind: control flow, arguments, anything
+        pass
+    for values, old in before:
+        if identities(values) != identities(old):
+            graph = None
+            values.clear()
+            add = values.update if isinstance(values, dict) else values.extend
+            add(old)
+    return graph if states_of_generators() == generators else None
+
+
+def attributes_of(module: nn.Module) -> Iterator[dict | list]:
+    """All attributes of a module and its parts, and the lists and dictionaries among them."""
+    for part in module.modules():
+        yield vars(part)
+        yield from (value for value in vars(part).values() if isinstance(value, dict | list))
+
+
+def identities(values: dict | list) -> list[int]:
+    return [id(x) for x in (values.values() if isinstance(values, dict) else values)]
+
+
+def states_of_generators() -> tuple:
+    _, *in_numpy = np.random.get_state()
+    in_torch = torch.get_rng_state().tolist()
+    return random.getstate(), [np.asarray(x).tolist() for x in in_numpy], in_torch
 
 
 def needed_for_output(graph: Any) -> list[Any]:
@@ -184,8 +275,6 @@ def operation_of(node: Any, module: nn.Module) -> Callable | None:
     if node.op == "call_method":
         return METHODS.get(node.target)
     layer = module.get_submodule(node.target)
-    if layer._forward_pre_hooks or layer._forward_hooks:  # spectral_norm, say, changes the weights
-        return None
-    if type(layer) is nn.Linear and layer.bias is not None:
+    if type(layer) is nn.Linear and layer.bias is not None and layer.weight.dtype == torch.float32:
         return linear(layer)
     return LAYERS.get(type(layer))
