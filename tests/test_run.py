@@ -520,6 +520,31 @@ def test_an_evaluation_ends_where_an_episode_does_not(train, monkeypatch, capfd)
     assert summary["eval_lengths"] == [50] * 3 and max(summary["eval_returns"]) <= -50
 
 
+def test_evaluations_are_in_eval_mode(train, tmp_path: Path) -> None:
+    """No dropout, and they do not change what training-mode calls of spectral_norm change."""
+    from cleanrl_utils.running.evaluation import as_policy, load_model, play
+
+    code = (ROOT / "cleanrl" / "ppo.py").read_text()
+    layers = "nn.Sequential(first, nn.Tanh(), second, "
+    assert layers in code
+    normalised = "nn.utils.parametrizations.spectral_norm(second)"
+    mine = tmp_path / "my_ppo.py"
+    others = f"nn.Sequential(first, nn.Tanh(), {normalised}, nn.Dropout(0.2), "
+    mine.write_text(code.replace(layers, others))
+    script = str(mine.with_suffix(""))
+    flags = "--total-timesteps 2048 --checkpoints 0"
+    plain = train(script, flags)
+    done = train(
+        script, flags + " --eval-frequency 512 --eval-episodes 2 --save-model", "evaluated"
+    )
+    assert done.curve() == plain.curve()
+    assert all(part.training for part in done.variables["agent"].modules())
+    agent, args, module = load_model(done.folder / "my_ppo.cleanrl_model", mine)
+    seed = done.variables["run"].eval_seed
+    returns = play(as_policy(agent), module.make_env, args.env_id, 2, seed, False, "")
+    assert returns == json.loads((done.folder / "finished.json").read_text())["eval_returns"]
+
+
 def test_killed_before_its_first_checkpoint_it_has_one_curve(train, monkeypatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -14,7 +14,8 @@ import inspect
 import re
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -129,6 +130,8 @@ def load_weights(agent: Any, weights: Any, path: str | Path) -> None:
     except Exception as error:
         kind = type(agent).__name__
         raise BadInput(f"{path}: not the weights of this {kind} ({one_line(error)})") from None
+    if hasattr(agent, "eval"):  # not in JAX
+        agent.eval()
 
 
 def build(cls: Any, envs: gym.vector.VectorEnv, args: Any) -> Any:
@@ -244,6 +247,20 @@ def as_policy(agent: Any, device: Any = "cpu", greedy: bool = True) -> Policy:
         return actions.cpu().numpy()
 
     return policy
+
+
+@contextmanager
+def eval_mode(agent: Any) -> Iterator[None]:
+    """Inside, a torch agent has no dropout and batch normalisation keeps its statistics."""
+    parts = list(agent.modules()) if hasattr(agent, "modules") else []
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
 
 
 def play(

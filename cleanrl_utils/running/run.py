@@ -389,7 +389,7 @@ class Run(Checkpoints):
         lengths: list[float] | None = None,
     ) -> list[float]:
         assert self.make_env is not None  # checked at the start
-        with rng.preserved():
+        with rng.preserved(), evaluation.eval_mode(agent):
             return evaluation.play(
                 evaluation.as_policy(agent, self.device),
                 self.make_env,
