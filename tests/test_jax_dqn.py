@@ -172,10 +172,12 @@ def test_a_gradient_step_is_adams_and_the_target_moves_by_tau(packed: bool, monk
 @pytest.mark.parametrize("module", [dqn_jax, c51_jax], ids=["dqn", "c51"])
 def test_numpy_computes_what_flax_does(module: ModuleType) -> None:
     network, obs = module.make_network(VECTORS, module.Args()), make_batch(VECTORS).obs
-    params = network.init(jax.random.key(0), obs)
+    first = network.init(jax.random.key(0), obs)
+    second = network.init(jax.random.key(1), obs)
     for method in ("__call__", "act"):
-        for rows in (1, 8):
-            found = in_numpy(partial(network.apply, method=method))(params, obs[:rows])
+        compute = in_numpy(partial(network.apply, method=method))
+        for rows, params in [(1, first), (8, first), (8, second), (1, second)]:
+            found = compute(params, obs[:rows])
             wanted = network.apply(params, obs[:rows], method=method)
             assert type(found) is np.ndarray and found.dtype == wanted.dtype
             np.testing.assert_allclose(found, wanted, atol=1e-5)
