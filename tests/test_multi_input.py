@@ -1,5 +1,6 @@
 """ppo_multi_input.py: an encoder for each part of an observation, and several actions."""
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -66,6 +67,40 @@ def test_observations_without_a_shape_are_those_of_the_last_step() -> None:
     assert envs.reset(seed=1)[0] == ((), ())
     assert envs.step(np.array([0, 1]))[0] == ((0,), (1,))
     assert envs.step(np.array([1, 1]))[0] == ((0, 1), (1, 1))
+
+
+class Reusing(gym.Env):
+    """Counts its steps in one array that it returns each time, of more bits than its space has."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, in_dict: bool):
+        self.in_dict = in_dict
+        self.observation_space = gym.spaces.Dict(x=VECTOR) if in_dict else VECTOR
+        self.count = np.zeros(3)
+
+    def seen(self) -> Any:
+        return {"x": self.count} if self.in_dict else self.count
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.count[:] = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.count += 1
+        steps = self.count[0]
+        return self.seen(), float(steps), bool(steps == 3), bool(steps == 3), {}
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_each_step_returns_arrays_of_its_own(in_dict: bool) -> None:
+    envs = SyncVectorEnv([partial(Reusing, in_dict)] * 2)
+    envs.reset(seed=1)
+    steps = [envs.step(np.zeros(2, int)) for _ in range(4)]  # the last one resets
+    for count, (obs, rewards, terminated, truncated, _) in zip([1, 2, 3, 0], steps, strict=True):
+        x = obs["x"] if in_dict else obs
+        assert x.dtype == np.float32 and (x == count).all() and (rewards == count).all()
+        assert (terminated == (count == 3)).all() and (truncated == (count == 3)).all()
 
 
 def test_parts_are_found_in_the_order_in_which_they_are_flattened() -> None:
