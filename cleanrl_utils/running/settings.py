@@ -95,9 +95,8 @@ class CheckpointArgs:
     """folder of a run to continue from its last checkpoint, with its own settings; a larger
     --total-timesteps continues it beyond its end"""
     checkpoints: Annotated[int, Range(0)] | None = None
-    """number of checkpoints, evenly spaced; training is the same with any number (except EnvPool's
-    environments, which restart at each); 0: none; unset: 10, fewer in short runs of EnvPool, 0 if
-    one could exceed 1 GiB"""
+    """number of checkpoints, evenly spaced; no effect on training, but EnvPool's games restart at
+    each; 0: none; unset: 10, fewer in short runs of EnvPool, 0 if one may exceed 1 GiB"""
 
 
 @dataclass
