@@ -123,7 +123,7 @@ def test_changes_of_a_library_in_another_checkout_make_a_run_dirty(tmp_path: Pat
         assert results.summary(run)["dirty"] is dirty
         said = "\n".join(reproduce.commands(run.record))
         assert "cleanrl_utils was imported from another checkout, at def" in said
-        assert ("changes that were not committed" in said) is dirty
+        assert ("its uncommitted changes are lost" in said) is dirty
 
 
 def test_a_lengthened_run_is_no_seed_of_the_ordinary_ones(capsys: pytest.CaptureFixture) -> None:
