@@ -67,10 +67,10 @@ run RoadRunnerNoFrameskip-v4 qdagger_dqn_atari_jax_impalacnn.py --exp-name qdagg
 run Pendulum-v1 droq_continuous_action.py --exp-name droq_small \
     --total-timesteps 6000 --learning-starts 1000 --save-model --eval-episodes 20
 run Pendulum-v1 crossq_continuous_action_jax.py --exp-name crossq_jax_small \
-    --critic-width 128 --learning-starts 1000 --total-timesteps 6000 --save-model \
+    --critic-width 128 --learning-starts 1000 --total-timesteps 20000 --save-model \
     --eval-episodes 10
 run Pendulum-v1 simbav2_continuous_action.py --exp-name simbav2_small \
-    --gamma 0.975 --critic-width 64 --learning-starts 1000 --total-timesteps 8000 \
+    --gamma 0.975 --critic-width 64 --learning-starts 1000 --total-timesteps 15000 \
     --torch-threads 1 --no-cuda --save-model --eval-episodes 10
 run inverted_pendulum fast_td3_continuous_action_jax.py --exp-name fast_td3_small \
     --num-envs 16 --batch-size 256 --total-timesteps 100000 --buffer-size 100000 \
