@@ -73,6 +73,6 @@ run Pendulum-v1 simbav2_continuous_action.py --exp-name simbav2_small \
     --gamma 0.975 --critic-width 64 --learning-starts 1000 --total-timesteps 15000 \
     --torch-threads 1 --no-cuda --save-model --eval-episodes 10
 run inverted_pendulum fast_td3_continuous_action_jax.py --exp-name fast_td3_small \
-    --num-envs 16 --batch-size 256 --total-timesteps 100000 --buffer-size 100000 \
+    --num-envs 16 --batch-size 256 --total-timesteps 250000 --buffer-size 100000 \
     --learning-starts 160 --actor-width 128 --critic-width 128 --gamma 0.99 --v-min -100 \
     --v-max 100 --save-model --eval-episodes 10
