@@ -410,6 +410,12 @@ def test_segments_are_equally_long_and_fewer_of_many_agents(
     assert iterations % length == 0 and iterations // length == segments
 
 
+def test_a_prime_number_of_iterations_is_not_a_single_segment() -> None:
+    """Ten million steps of ppo_jax.py: 19531 iterations. One is left out, 105 segments are run."""
+    assert divmod(19531, segment_length(19531, 1)) == (105, 1)
+    assert divmod(997, segment_length(997, 2048)) == (12, 1)
+
+
 def test_the_camera_of_brax_follows_the_robot() -> None:
     env = Brax.make("ant")
     (state, time), _ = env.reset(jax.random.key(0))

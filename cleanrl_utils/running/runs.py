@@ -223,13 +223,16 @@ def keep_segment(args: Any) -> None:
 
 
 def segment_length(iterations: int, agents: int) -> int:
-    """Iterations per segment: a divisor of `iterations`, for about a hundred segments.
+    """Iterations per segment, for about a hundred segments: a divisor of `iterations` if one is
+    near enough, else a length that leaves out as few iterations as possible at the end.
 
     Many agents report less often: writing their metrics would take longer than training them.
     """
     wanted = iterations / max(20, min(100, 10_000 // agents))
-    divisors = [n for n in range(1, iterations + 1) if iterations % n == 0]
-    return min(divisors, key=lambda n: max(n / wanted, wanted / n))
+    shortest = max(1, int(wanted / 10))
+    longest = max(1, int(wanted * 10))
+    lengths = range(shortest, longest + 1)
+    return min(lengths, key=lambda n: (iterations % n, max(n / wanted, wanted / n)))
 
 
 def usable_devices(seeds: int, devices: int) -> int:
