@@ -302,7 +302,8 @@ if __name__ == "__main__":
     envs = make_envs(args)
     params = init_params(envs.single_action_space.n, args.seed)
     moments = jax.jit(make_optimizer(args).init)(params)
-    train = {"params": params, "moments": moments, "key": random.key(args.seed)}
+    train_key, games_key = random.split(random.key(args.seed))
+    train = {"params": params, "moments": moments, "key": train_key}
     learn_all = jax.jit(partial(learn, args), donate_argnums=0)
 
     train = jax.device_put(train, jax.devices()[0])
@@ -314,7 +315,7 @@ if __name__ == "__main__":
             obs = envs.obs
             handle, _, _, step_envs = envs.pool.xla()  # a function for compiled programs
             none = jnp.zeros(args.num_envs)
-            key = random.fold_in(random.key(args.seed), iteration)
+            key = random.fold_in(games_key, iteration)
             games = Games(handle, key, obs, none > 0, none)
             games = jax.device_put(games, jax.devices()[0])
             # EnvPool writes its pool into the function: a new one is compiled anew

@@ -150,3 +150,9 @@ def test_a_scan_is_a_loop(train) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5)
     first = jax.tree.leaves(loop.init_params(4, seed=1))
     assert any(np.abs(a - b).max() > 1e-4 for a, b in zip(first, one, strict=True))  # it learnt
+
+    for run in done:  # the keys of acting and of shuffling are never the same
+        key = run.variables["train"]["key"]
+        for _ in range(40):
+            key, _ = jax.random.split(key)
+            assert key != run.variables["games"].key
