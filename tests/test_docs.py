@@ -276,6 +276,12 @@ def test_greedy_returns_are_shown_with_their_range() -> None:
     assert ("| greedy |" in results.results_table("ppo", known, {})[0]) == has_greedy
 
 
+def test_minutes_of_seeds_that_trained_in_one_program_are_explained(pages) -> None:
+    for name in ("ppo", "pqn", "ppo_jax", "pqn_jax"):
+        known = [x for x in pages.groups if x.script == name]
+        assert ("`--num-seeds`" in results.explain(known, {})) == name.endswith("_jax")
+
+
 @pytest.mark.parametrize("name", ["ppo", "crossq_continuous_action"])
 def test_only_scripts_of_the_original_have_its_column(name: str, pages) -> None:
     known = [x for x in pages.groups if x.script == name]

@@ -23,11 +23,13 @@ EXPLAIN = """*Ours* is the mean over seeds of each run's mean return over its la
 episodes (all of them if it has fewer), ± the standard deviation over seeds (none for one seed).
 *Best* takes each run's best 100 consecutive episodes instead.{greedy} *Minutes* is the median time
 of a run, also where the runs of a row used different hardware (listed below the
-charts).{original}"""
+charts).{together}{original}"""
+EXPLAIN_TOGETHER = """ Where several seeds trained in one program (`--num-seeds`), it is the time of
+the program for all of them."""
 EXPLAIN_ORIGINAL = """ *The original's* are the published returns of the original CleanRL, in the
 charts as dashed lines."""
 EXPLAIN_GREEDY = """ *Greedy* is the mean return of the greedy policy after training, with its
-worst and best episode, where the run saved a model."""
+worst and best episode, where the run recorded it."""
 NO_RUN = "No run of ours is in `benchmark/results` yet."
 EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are those of the original CleanRL."
 
@@ -174,7 +176,10 @@ def explain(groups: list[Group], published: Published) -> str:
     """What the columns of the table of one script's groups mean."""
     has_greedy = any(group.greedy() for group in groups)
     has_original = any(published_of(group.script, published) for group in groups)
+    commands = [run.get("command", "") for group in groups for run in group.runs]
+    together = any("--num-seeds" in command for command in commands)
     return EXPLAIN.format(
+        together=EXPLAIN_TOGETHER if together else "",
         greedy=EXPLAIN_GREEDY if has_greedy else "",
         original=EXPLAIN_ORIGINAL if has_original else "",
     )
