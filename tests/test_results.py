@@ -97,6 +97,13 @@ def test_a_seed_counts_once_and_the_newest_run_of_it_does(capsys: pytest.Capture
     assert "note: ppo on CartPole-v1: 2 earlier runs of the same seed and settings" in printed
 
 
+def test_the_newest_run_of_a_seed_counts_in_whatever_folder_it_is(tmp_path: Path) -> None:
+    for year, where in ("2025", "old"), ("2026", "new"):
+        make_run(Path(where), 1, 100.0, name=where, more={"started": f"{year}-01-01T00:00:00Z"})
+    for where in ["old", "new"], ["new", "old"]:
+        assert results.add(where, tmp_path / "kept") == ["new"]
+
+
 def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture) -> None:
     make_run(Path("runs"), 1, 100.0)
     with pytest.raises(SystemExit) as stop:

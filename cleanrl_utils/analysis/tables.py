@@ -56,7 +56,8 @@ def find_runs(where: str | Path) -> list[RunFolder]:
 
 
 def find_all(places: Sequence[str]) -> list[RunFolder]:
-    """Every run at or below several folders, each once; those without metrics are left out."""
+    """Every run at or below several folders, oldest first, each once; those without metrics are
+    left out."""
     for place in places:
         require(Path(place).is_dir(), f"{place}: no such folder")
     every = [run for place in places for run in find_runs(place)]
@@ -66,7 +67,7 @@ def find_all(places: Sequence[str]) -> list[RunFolder]:
             found.append(run)
         else:
             say(f"{run.folder} left out: it has no {run_folder.METRICS}")
-    return found
+    return sorted(found, key=lambda run: run_folder.by_start(run.folder, run.record))
 
 
 def say(note: str) -> None:

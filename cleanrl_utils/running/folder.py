@@ -199,7 +199,12 @@ def find_records(where: str | Path) -> list[tuple[Path, dict[str, Any]]]:
         require(record is not None, f"{path}: not readable as JSON")
         if is_record(record):
             found.append((path.parent, record))
-    return sorted(found, key=lambda run: (str(run[1].get("started", "")), run[0].name))
+    return sorted(found, key=lambda run: by_start(*run))
+
+
+def by_start(folder: Path, record: dict[str, Any]) -> tuple[str, str]:
+    """A key that sorts runs, oldest first."""
+    return str(record.get("started", "")), folder.name
 
 
 def recorded_script(record: dict[str, Any]) -> str:
