@@ -1,6 +1,7 @@
 """Tables of runs: which runs are averaged, which count, and the notes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,14 @@ def test_a_run_that_is_added_or_exported_twice_has_one_curve(tmp_path: Path) -> 
         results.add(where, tmp_path / place)
     one, other = (results.load(folder=tmp_path / place) for place in ("once", "twice"))
     assert len(one) == len(other)
+
+
+def test_a_run_and_its_copy_have_one_curve(tmp_path: Path) -> None:
+    run = make_run(Path("runs"), 1, 100.0)
+    shutil.copytree(run, Path("copies") / run.name)
+    results.add(["runs"], tmp_path / "once")
+    results.add(["runs", "copies"], tmp_path / "both")
+    assert (tmp_path / "both/ppo.csv").read_text() == (tmp_path / "once/ppo.csv").read_text()
 
 
 def test_what_an_older_result_lacks_is_empty_in_parquet(tmp_path: Path) -> None:

@@ -45,11 +45,9 @@ def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> li
 def merge(path: Path, runs: list[RunFolder], replace: bool) -> tuple[list[dict], pd.DataFrame]:
     """The facts and the curves of the results at `path` together with those of new runs."""
     facts = json.loads(path.read_text()) if path.exists() else []
-    curves = []
+    curves: dict[str, pd.DataFrame] = {}  # by name of the run
     if facts:
-        points = pd.read_csv(path.with_suffix(".csv"))
-        added_again = points.run.isin([run.folder.name for run in runs])
-        curves.append(points[~added_again])
+        curves |= dict(list(pd.read_csv(path.with_suffix(".csv")).groupby("run")))
     for run in runs:
         fact = summary(run)
         others = [old for old in facts if different_settings(old, fact)]
@@ -57,11 +55,9 @@ def merge(path: Path, runs: list[RunFolder], replace: bool) -> tuple[list[dict],
         facts = [old for old in facts if old not in others and not same_seed(old, fact)]
         facts.append(fact)
         keys = {name: fact[name] for name in ("script", "env_id", "seed", "run")}
-        curves.append(curve(run).assign(**keys)[[*keys, *CURVE]])
+        curves[fact["run"]] = curve(run).assign(**keys)[[*keys, *CURVE]]
     facts.sort(key=lambda fact: (fact["env_id"], fact["seed"], fact["run"]))
-    points = pd.concat(curves)
-    kept = points.run.isin([fact["run"] for fact in facts])
-    return facts, points[kept].sort_values(["env_id", "seed", "run", "step"])
+    return facts, pd.concat([curves[fact["run"]] for fact in facts if fact["run"] in curves])
 
 
 def same_seed(old: dict, new: dict) -> bool:
