@@ -308,6 +308,24 @@ def test_other_settings_are_not_added_to_a_group(tmp_path: Path) -> None:
     assert set(results.facts(folder=kept).run) == set(results.load(folder=kept).run) == {"new-3"}
 
 
+def test_runs_of_changed_code_are_named_when_they_are_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    make_run(Path("old"), 1, 100.0, code="1111", name="old-1")
+    results.add(["old"], tmp_path)
+    assert not capsys.readouterr().err
+    dirty = {"git": {"commit": "b" * 40, "dirty": True}}
+    make_run(Path("new"), 2, 100.0, code="2222", name="new-2", more=dirty)
+    results.add(["new"], tmp_path)
+    assert capsys.readouterr().err.splitlines() == [
+        "note: new-2: of code with changes that were not committed",
+        "note: ppo on CartPole-v1: its runs are of different code: 1111 (seed 1); 2222 (seed 2)",
+    ]
+    make_run(Path("other"), 1, 100.0, env_id="Acrobot-v1", code="3333")
+    results.add(["other"], tmp_path)
+    assert not capsys.readouterr().err  # about the runs that are added
+
+
 def test_of_two_runs_of_a_seed_one_is_added(tmp_path: Path) -> None:
     for name in ("first", "second"):
         make_run(Path("runs"), 1, 100.0, name=name)

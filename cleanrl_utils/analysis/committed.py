@@ -12,7 +12,9 @@ from cleanrl_utils.analysis.tables import (
     curve,
     fact_settings,
     find_all,
+    groups,
     read_many,
+    say,
     summary,
 )
 from cleanrl_utils.errors import BadInput, missing_package, require
@@ -39,7 +41,21 @@ def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> li
         (folder / f"{exp_name}.json").write_text(json.dumps(facts, indent=1) + "\n")
         points.to_csv(folder / f"{exp_name}.csv", index=False)
     kept = {fact["run"] for facts, _ in files.values() for fact in facts}
-    return [run.folder.name for run in runs if run.folder.name in kept]
+    names = [run.folder.name for run in runs if run.folder.name in kept]
+    for facts, _ in files.values():
+        note_code(facts, names)
+    return names
+
+
+def note_code(facts: list[dict], names: list[str]) -> None:
+    """Print which added runs have uncommitted changes or are of other code than their group."""
+    for fact in facts:
+        if fact["run"] in names and fact["dirty"]:
+            say(f"{fact['run']}: of code with changes that were not committed")
+    for group in groups(pd.DataFrame(facts)):
+        if group.runs.run.isin(names).any():
+            for note in group.notes():
+                say(note)
 
 
 def merge(path: Path, runs: list[RunFolder], replace: bool) -> tuple[list[dict], pd.DataFrame]:
