@@ -615,8 +615,10 @@ def test_a_run_without_a_finished_episode_is_left_out(
 ) -> None:
     make_run(own_folder, 1, 100.0)
     make_run(own_folder, 2, 100.0, episodes=0)
-    assert rlops.main(["--exp-name", "ppo"]) == 0
-    assert "CartPole-v1__ppo__2__aaa left out: no finished episode" in capsys.readouterr().err
+    results.add([str(own_folder)], Path("committed"))
+    for source in [], ["--results-dir", "committed"]:
+        assert rlops.main(["--exp-name", "ppo", *source]) == 0
+        assert "CartPole-v1__ppo__2__aaa left out: no finished episode" in capsys.readouterr().err
 
 
 # -- the page ---------------------------------------------------------------------------------

@@ -92,17 +92,16 @@ def read_curves(runs: Iterable[OneRun]) -> None:
 def runs_of_results(folder: str) -> list[OneRun]:
     """Committed results; curves have few points, scores are of the last 100 episodes."""
     place = Path(folder) if folder else committed.COMMITTED
-    facts = {fact["run"]: fact for fact in committed.facts(folder=place).to_dict("records")}
-    found = []
+    curves = {}  # by name of the run; a run without a finished episode has none
     for name, rows in committed.load(folder=place).groupby("run"):
-        fact = facts[name]
-        curve = Curve(
-            rows["step"].to_numpy(), rows["seconds"].to_numpy(), rows["episodic_return"].to_numpy()
-        )
+        columns = (rows[column].to_numpy() for column in ("step", "seconds", "episodic_return"))
+        curves[name] = {tables.RETURN: Curve(*columns)}
+    found = []
+    for fact in committed.facts(folder=place).to_dict("records"):
         known = isinstance(fact.get("code"), str)
         found.append(
             OneRun(
-                name=str(name),
+                name=fact["run"],
                 source=COMMITTED_RESULTS,
                 exp_name=fact["exp_name"],
                 env_id=fact["env_id"],
@@ -112,7 +111,7 @@ def runs_of_results(folder: str) -> list[OneRun]:
                 settings=tables.fact_settings(fact),
                 code=fact["code"] if known else fact["commit"] + "*" * bool(fact["dirty"]),
                 all_settings=isinstance(fact.get("settings"), dict),
-                curves={tables.RETURN: curve},
+                curves=curves.get(fact["run"], {}),
                 final=float(fact["final_return"]),
             )
         )
