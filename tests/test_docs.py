@@ -263,6 +263,13 @@ def test_one_seed_has_no_deviation() -> None:
     assert all(("±" in x.score()) == (x.seeds > 1) for x in results.read_groups())
 
 
+def test_seeds_without_a_finished_episode_are_counted() -> None:
+    runs = [{"seed": 1, "final_return": 10.0}, {"seed": 2, "final_return": float("nan")}]
+    group = results.Group("ppo", "ppo", "MountainCar-v0", 100, runs)
+    assert group.score() == "10.00 (1 of 2 seeds finished no episode)"
+    assert results.Group("ppo", "ppo", "MountainCar-v0", 100, runs[1:]).score() == "–"
+
+
 def test_greedy_returns_are_shown_with_their_range() -> None:
     one = {"seed": 1, "greedy_returns": [90.0, 110.0]}
     group = results.Group("ppo", "ppo", "CartPole-v1", 100, [one, {"seed": 2}])

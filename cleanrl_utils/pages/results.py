@@ -65,12 +65,16 @@ class Group:
         return all(run["hardware"].startswith("cpu") for run in self.runs)
 
     def score(self) -> str:
-        """Mean and, with two seeds or more, sample standard deviation of the final returns."""
+        """Mean and, with two seeds or more, sample standard deviation of the final returns, and
+        how many seeds finished no episode."""
         final = self.column("final_return")
         if not final:
             return "–"
         several = self.seeds > 1 and len(final) > 1
-        return figure(statistics.fmean(final), statistics.stdev(final) if several else None)
+        text = figure(statistics.fmean(final), statistics.stdev(final) if several else None)
+        if len(final) < len(self.runs):
+            text += f" ({len(self.runs) - len(final)} of {self.seeds} seeds finished no episode)"
+        return text
 
     def best(self) -> str:
         best = self.column("best_return")

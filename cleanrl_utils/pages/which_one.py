@@ -43,7 +43,7 @@ def return_at(curve: Curve, axis: int, limit: float) -> float:
 def score(group: Group, axis: int, limit: float) -> str:
     """Mean ± standard deviation over seeds of the return at `limit`."""
     values = [return_at(curve, axis, limit) for curve in curves_of(group)]
-    return figure(statistics.fmean(values), statistics.stdev(values) if group.seeds > 1 else None)
+    return figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def common_limit(entrants: Entrants, axis: int) -> float:
