@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cleanrl_utils.analysis import committed, stats, tables
+from cleanrl_utils.analysis import committed, grouping, stats, tables
 from cleanrl_utils.errors import Stopped, require
 from cleanrl_utils.running.settings import parse_command
 
@@ -131,6 +131,19 @@ def scores_of_baseline(folder: Path = BASELINE) -> Scores:
     return found
 
 
+def note_differences(runs_dir: str, baseline: Path) -> None:
+    """Print the settings and versions in which the new runs differ from the baseline."""
+    runs = tables.find_runs(runs_dir)
+    for task in TASKS:
+        new = tables.summary(next(x for x in runs if x.record["args"]["exp_name"] == task.exp_name))
+        old = committed.facts(task.exp_name, baseline).iloc[0]
+        for kind in ("settings", "versions"):
+            for name in grouping.differing([old[kind], new[kind]]):
+                before = old[kind].get(name, grouping.ABSENT)
+                now = new[kind].get(name, grouping.ABSENT)
+                tables.say(f"{task.name}: {name} is {now}, and {before} in the baseline")
+
+
 def relative(new: Scores, base: Scores) -> list[np.ndarray]:
     """Scores by task: 1 is the baseline's mean, 0 the worst return."""
     worst = {task.name: task.worst for task in TASKS}
@@ -205,6 +218,7 @@ def main(argv: list[str] | None = None) -> int:
         names = committed.add([args.runs_dir], BASELINE)
         print(f"{len(names)} runs are the new baseline, in benchmark/{BASELINE.name}")
         return 0
+    note_differences(args.runs_dir, BASELINE)
     table, worse = report(scores_of_baseline(), scores_of_runs(args.runs_dir))
     print(table)
     for name in worse:

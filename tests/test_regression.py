@@ -43,14 +43,14 @@ def test_a_gain_and_a_loss_below_the_threshold_are_no_regressions() -> None:
     assert len(regression.regressions(old, draw(random, 0.8), NAMES)) > 0
 
 
-def make_runs(folder: Path, factor: float = 1.0) -> None:
+def make_runs(folder: Path, factor: float = 1.0, **settings: int) -> None:
     """Runs of all tasks with some noise; the fake returns are about `target`."""
     for task in regression.TASKS:
         for seed in range(1, task.seeds + 1):
             target = 100 * factor + task.worst
             name = f"{task.script}-{task.env_id}-{seed}"
             same = {"exp_name": task.exp_name, "env_id": task.env_id}
-            make_run(folder, seed, target, name=name, **same)
+            make_run(folder, seed, target, name=name, **same, **settings)
 
 
 @pytest.mark.parametrize("factor, status", [(1.0, 0), (0.7, 1)])
@@ -64,8 +64,21 @@ def test_new_runs_are_compared_with_the_committed_ones(
     monkeypatch.setattr(regression, "train", lambda args: make_runs(Path(args.runs_dir), factor))
     assert regression.main(["--runs-dir", str(tmp_path / "new")]) == status
     said = capsys.readouterr()
-    assert all(name in said.out for name in NAMES)
+    assert all(name in said.out for name in NAMES) and "note:" not in said.err
     assert ("regression: all tasks together" in said.err) == bool(status)
+
+
+def test_settings_that_are_not_those_of_the_baseline_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    make_runs(tmp_path / "old", num_envs=4)
+    committed.add([str(tmp_path / "old")], tmp_path / "baseline")
+    monkeypatch.setattr(regression, "BASELINE", tmp_path / "baseline")
+    monkeypatch.setattr(regression, "train", lambda args: make_runs(tmp_path / "new", num_envs=8))
+    monkeypatch.setattr(regression, "report", lambda base, new: ("", []))
+    assert regression.main(["--runs-dir", str(tmp_path / "new")]) == 0
+    notes = [f"note: {name}: num_envs is 8, and 4 in the baseline" for name in NAMES]
+    assert capsys.readouterr().err.splitlines() == notes
 
 
 def test_without_a_baseline_nothing_is_trained(tmp_path: Path, monkeypatch, capfd) -> None:
