@@ -263,6 +263,15 @@ def test_one_seed_has_no_deviation() -> None:
     assert all(("±" in x.score()) == (x.seeds > 1) for x in results.read_groups())
 
 
+def test_runs_whose_environments_restarted_at_checkpoints_are_marked() -> None:
+    run = {"command": "", "commit": "abc", "dirty": True, "hardware": "cpu", "versions": {}}
+    group = results.Group("dqn", "dqn", "CartPole-v1", 100, [run])
+    text = results.provenance([group])
+    assert "| abc*† |" in text and "† in the code of that time" in text
+    group.runs[0]["settings"] = {}
+    assert "| abc* |" in results.provenance([group]) and "†" not in results.provenance([group])
+
+
 def test_seeds_without_a_finished_episode_are_counted() -> None:
     runs = [{"seed": 1, "final_return": 10.0}, {"seed": 2, "final_return": float("nan")}]
     group = results.Group("ppo", "ppo", "MountainCar-v0", 100, runs)

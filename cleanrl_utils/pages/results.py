@@ -30,6 +30,8 @@ EXPLAIN_ORIGINAL = """ *The original's* are the published returns of the origina
 charts as dashed lines."""
 EXPLAIN_GREEDY = """ *Greedy* is the mean return of the greedy policy after training, with its
 worst and best episode, where the run recorded it."""
+RESTARTED = """† in the code of that time, all environments restarted at each checkpoint, at most
+ten times per run, and the episodes in progress were lost; today only EnvPool's games restart"""
 NO_RUN = "No run of ours is in `benchmark/results` yet."
 EXPLAIN_PUBLISHED = f"{NO_RUN} The figures are those of the original CleanRL."
 
@@ -250,7 +252,7 @@ def provenance(groups: list[Group]) -> str:
     lines.append("|-|-|-|-|-|")
     for group in groups:
         commands = {re.sub(r" --seed \d+", "", run["command"]) for run in group.runs}
-        commits = {run["commit"] + ("*" if run.get("dirty") else "") for run in group.runs}
+        commits = {marked_commit(run) for run in group.runs}
         versions = {describe_versions(run["versions"]) for run in group.runs}
         cells = [
             f"`{short_id(group.env_id)}`",
@@ -262,10 +264,22 @@ def provenance(groups: list[Group]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if any(run.get("dirty") for group in groups for run in group.runs):
         lines.append("\n\\* with changes that were not committed")
+    if any(restarted(run) for group in groups for run in group.runs):
+        lines.append(f"\n{RESTARTED}")
     if any(len(set(group.column("commit"))) > 1 for group in groups):
         several = "several commits: the seeds of this row ran at different ones, between which the"
         lines.append(f"\n{several} code may have changed")
     return '??? note "Commands, commits, hardware"\n\n' + indent("\n".join(lines))
+
+
+def marked_commit(run: dict[str, Any]) -> str:
+    """The commit of a run, with * if files were changed and † if its environments restarted."""
+    return run["commit"] + "*" * bool(run.get("dirty")) + "†" * restarted(run)
+
+
+def restarted(run: dict[str, Any]) -> bool:
+    """Whether a run is of a commit before 2f76b44; results of those commits have no settings."""
+    return "settings" not in run and "--checkpoints 0" not in run["command"]
 
 
 def describe_versions(versions: dict[str, str]) -> str:
