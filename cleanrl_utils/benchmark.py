@@ -25,6 +25,8 @@ from cleanrl_utils.launching.local import run_local
 from cleanrl_utils.launching.options import LaunchArgs, same_command
 from cleanrl_utils.running.settings import parse_command
 
+SHOWN = 10  # names in a note
+
 
 @dataclass
 class BenchmarkArgs(LaunchArgs):
@@ -90,16 +92,23 @@ def skip_finished(all_jobs: list[Job], fresh: bool, tags: list[str]) -> list[Job
         if untagged:
             print(f"note: {len(untagged)} of these were run without --tags {' '.join(tags)}")
     older: list[Job] = []
+    homes = jobs.homes_by_job(all_jobs[0].home.parent)
     for job in todo:
         if job.folder is None:
-            older += job.older()
+            older += job.older(homes.get(job.key_without_code, []))
     if older:
         names = list(dict.fromkeys(old.name for old in older))
-        places = ", ".join(str(old.folder or old.home) for old in older)
+        places = [str(old.folder or old.home) for old in older]
         number = f"{len(names)} of {len(all_jobs)} runs"
-        again = f"{number} start again, because their code has changed: {', '.join(names)}"
-        print(f"{again} (old runs: {places})")
+        again = f"{number} start again, because their code has changed: {some(names)}"
+        print(f"{again} (old runs: {some(places)})")
     return todo
+
+
+def some(names: list[str]) -> str:
+    """Names in a line that stays readable with thousands of them."""
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def report(all_jobs: list[Job], failed: list[Job]) -> int:
@@ -113,10 +122,11 @@ def report(all_jobs: list[Job], failed: list[Job]) -> int:
         seeds = all_jobs[0].command.seeds_per_run
         first = "" if seeds == "1" else f" (the first of {seeds}: `results show` has all)"
         print(f"{name}: {describe_scores(found)}{first}")
+    all_jobs[0].command.forget_code()
     old = [job.name for job in all_jobs if job.finished and job.code != job.current_code()]
     if old:
         number = f"{len(old)} of {len(all_jobs)} runs"
-        print(f"note: {number} are of code that has changed since: {', '.join(old)}")
+        print(f"note: {number} are of code that has changed since: {some(old)}")
     if failed:
         names = ", ".join(job.name for job in sorted(failed, key=lambda job: job.number))
         print(f"error: {len(failed)} of {len(all_jobs)} runs failed: {names}", file=sys.stderr)

@@ -170,6 +170,27 @@ def test_a_job_is_its_command_environment_and_seed(tmp_path: Path) -> None:
     assert Job(command, None, 1).home.parts[0] == "elsewhere"
 
 
+def test_code_is_read_once_for_thousands_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, ...]] = []
+
+    def count(script: Path, modules: tuple[str, ...]) -> str:
+        read.append(modules)
+        return f"code {len(read)}"
+
+    monkeypatch.setattr(jobs, "fingerprint", count)
+    args = benchmark.BenchmarkArgs(env_ids=["A-v0", "B-v0", "mine:C-v0"], num_seeds=100)
+    planned = benchmark.plan(args, Command(PPO))
+    assert len(planned) == 300 and read == [(), ("mine",)]
+    assert {job.code for job in planned[:2]} == {"code 1"} and planned[2].code == "code 2"
+    assert planned[0].has_other_code() and len(read) == 3  # before it starts, the file is read
+
+
+def test_a_note_about_thousands_of_runs_stays_readable() -> None:
+    assert benchmark.some(["a", "b"]) == "a, b"
+    text = benchmark.some([str(number) for number in range(2000)])
+    assert text == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 1990 more"
+
+
 def test_a_bad_command_line_is_one_line(capsys: pytest.CaptureFixture) -> None:
     for flags in (
         ["--wokers", "2"],

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from cleanrl_utils.errors import BadInput, require
 from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.folder import Metrics
-from cleanrl_utils.running.source import code_of, find_module
+from cleanrl_utils.running.source import find_module, fingerprint, modules_of
 
 try:
     import fcntl
@@ -60,6 +60,8 @@ class Command:
     """variables before the command: MUJOCO_GL=egl python ..."""
     notes: list[str] = field(default_factory=list)
     """what was changed in the command, for the user"""
+    codes: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """the code by modules of the environment, once it was read: that takes 0.1 seconds"""
 
     def __post_init__(self) -> None:
         words = split("--command", self.typed)
@@ -104,9 +106,15 @@ class Command:
 
     def code(self, env_id: str) -> str:
         """A hash of the Python code that this command runs; empty if it is no Python script."""
-        if self.path.suffix != ".py":
-            return ""
-        return code_of(self.path, env_id)
+        modules = tuple(modules_of(env_id))
+        if modules not in self.codes:
+            is_script = self.path.suffix == ".py"
+            self.codes[modules] = fingerprint(self.path, modules) if is_script else ""
+        return self.codes[modules]
+
+    def forget_code(self) -> None:
+        """Read the code again when it is next needed: it may have changed."""
+        self.codes.clear()
 
     @property
     def identity(self) -> str:
@@ -161,6 +169,11 @@ class Job:
     def current_code(self) -> str:
         return self.command.code(self.env_id or self.command.value("--env-id", ""))
 
+    def has_other_code(self) -> bool:
+        """Whether the code has changed since this job was made."""
+        self.command.forget_code()
+        return self.code != self.current_code()
+
     @property
     def folder(self) -> Path | None:
         """The folder of its run; None before it has started."""
@@ -170,14 +183,11 @@ class Job:
             return None
         return folder if run_folder.has_record(folder) else None
 
-    def older(self) -> list["Job"]:
-        """Jobs with the same command, environment and seed, but other code, that were started."""
+    def older(self, homes: Iterable[Path]) -> list["Job"]:
+        """The jobs of these folders, of this one with other code, that were started."""
         found = []
-        homes = self.home.parent.iterdir() if self.home.parent.is_dir() else []
-        for home in sorted(homes):
-            key = self.key_without_code
-            same = home.name == key or home.name.startswith(f"{key}__")
-            if same and home != self.home:
+        for home in homes:
+            if home != self.home:
                 old = Job(self.command, self.env_id, self.seed, self.number)
                 old.home = home
                 if old.folder is not None or old.finished:
@@ -265,6 +275,15 @@ class Job:
             paths.append(folder / run_folder.METRICS)
         times = [path.stat().st_mtime for path in paths if path.exists()]
         return time.time() - max(times) if times else 0.0
+
+
+def homes_by_job(folder: Path) -> dict[str, list[Path]]:
+    """The folders in RUNS_DIR/.benchmark by the job's key without code."""
+    found: dict[str, list[Path]] = {}
+    for home in sorted(folder.iterdir()) if folder.is_dir() else []:
+        for key in (home.name, home.name.rpartition("__")[0]):
+            found.setdefault(key, []).append(home)
+    return found
 
 
 def tail(path: Path, lines: int = 12) -> str:

@@ -256,7 +256,7 @@ class Pool:
                 os.close(lock)
                 self.board.ended(job, True)
                 self.board.say(f"{job.name} finished")
-            elif job.code != job.current_code():
+            elif job.has_other_code():
                 os.close(lock)
                 job.update_code()
                 self.waiting.appendleft(job)
