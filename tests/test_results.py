@@ -13,7 +13,7 @@ from conftest import ROOT
 from fake_runs import make_run
 
 from cleanrl_utils import reproduce, results, rlops
-from cleanrl_utils.analysis import grouping, stats
+from cleanrl_utils.analysis import committed, grouping, stats
 from cleanrl_utils.analysis.palette import colors
 from cleanrl_utils.errors import BadInput
 
@@ -324,6 +324,11 @@ def test_runs_of_changed_code_are_named_when_they_are_added(
     make_run(Path("other"), 1, 100.0, env_id="Acrobot-v1", code="3333")
     results.add(["other"], tmp_path)
     assert not capsys.readouterr().err  # about the runs that are added
+
+
+def test_settings_are_compared_on_one_task_only() -> None:
+    """Thousands of runs are added in seconds: settings are not read where they do not matter."""
+    assert not committed.different_settings({"env_id": "A-v0"}, {"env_id": "B-v0"})
 
 
 def test_of_two_runs_of_a_seed_one_is_added(tmp_path: Path) -> None:

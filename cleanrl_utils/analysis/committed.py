@@ -82,9 +82,11 @@ def same_seed(old: dict, new: dict) -> bool:
 
 def different_settings(old: dict, new: dict) -> bool:
     """Whether two runs on the same environment must not be averaged."""
+    if old["env_id"] != new["env_id"]:
+        return False
     old_key = grouping.settings_key(fact_settings(old))
     new_key = grouping.settings_key(fact_settings(new))
-    return old["env_id"] == new["env_id"] and old_key != new_key
+    return old_key != new_key
 
 
 def explain(fact: dict, others: list[dict]) -> str:
