@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT
 from torch import optim
 
+from cleanrl import ppo
 from cleanrl_utils.running import machine, source, tensorboard
 from cleanrl_utils.speed import compiler
 
@@ -297,6 +298,24 @@ def test_a_run_under_a_profiler_is_that_of_its_script(tmp_path: Path) -> None:
     assert folder.name.startswith("CartPole-v1__ppo__1__") and record["script"] == "ppo"
     assert (folder / "ppo.py").read_bytes() == (ROOT / "cleanrl/ppo.py").read_bytes()
     assert record["code"] == source.code_of(ROOT / "cleanrl/ppo.py", "CartPole-v1")
+
+
+def test_a_script_that_is_pasted_into_a_session_is_one_line(tmp_path: Path) -> None:
+    paste = f"exec(open({str(ROOT / 'cleanrl/ppo.py')!r}).read())"
+    command = [sys.executable, "-c", paste, *SHORT.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: Args is in no file") and "%run" in line
+
+
+def test_settings_made_in_python_have_the_name_of_their_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = ppo.Args(cuda=False)
+    assert ppo.Run(args, ppo.make_env).name.startswith("CartPole-v1__ppo__1__")
+    assert args.exp_name == "ppo"
 
 
 # -- Ctrl+C ----------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Run(Checkpoints):
         self.writes = writes
         self.csv_only = not writes
         self.script = source.script_file(type(args))
+        args.exp_name = args.exp_name or self.script.stem  # settings made without parse_args
         if args.resume:
             self.folder = Path(args.resume)
             self.name = folder.run_name(self.folder)

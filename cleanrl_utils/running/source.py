@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from cleanrl_utils.errors import BadInput
 from cleanrl_utils.running import folder as run_folder
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -32,7 +33,12 @@ def script_file(cls: type) -> Path:
     other_main = cls.__module__ == "__main__" and not hasattr(sys.modules["__main__"], cls.__name__)
     if other_main and sys.argv[0].endswith(".py"):
         return Path(sys.argv[0])
-    return Path(inspect.getfile(cls))
+    try:
+        return Path(inspect.getfile(cls))
+    except (OSError, TypeError):  # pasted into a notebook
+        raise BadInput(
+            f"{cls.__name__} is in no file: run its script, in a notebook with %run PATH FLAGS"
+        ) from None
 
 
 def fingerprint(script: Path, modules: Iterable[str] = ()) -> str:
