@@ -480,6 +480,19 @@ def test_a_job_is_never_run_twice_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     os.close(again)
 
 
+def test_a_file_system_without_locks_does_not_wait_for_another_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    for handle in (Job(Command("sleep 30"), None, 1).claim(), jobs.run_folder.lock(tmp_path)):
+        assert handle is not None
+        os.close(handle)
+
+
 # -- Ray ------------------------------------------------------------------------------------------
 
 

@@ -26,11 +26,6 @@ from cleanrl_utils.running import folder as run_folder
 from cleanrl_utils.running.folder import Metrics
 from cleanrl_utils.running.source import find_module, fingerprint, modules_of
 
-try:
-    import fcntl
-except ImportError:  # Windows: no locks, so do not call a benchmark twice at the same time
-    fcntl = None  # type: ignore[assignment]
-
 RETURN = "charts/episodic_return"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 BAD_INPUT = 2  # exit status for bad input
@@ -247,10 +242,7 @@ class Job:
             lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise BadInput(f"{self.home}: cannot be written ({error.strerror})") from None
-        try:
-            if fcntl:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not run_folder.try_lock(lock):
             os.close(lock)
             return None
         return lock
@@ -331,7 +323,7 @@ class Process:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(lock,) if lock is not None and fcntl else (),
+                pass_fds=(lock,) if lock is not None and os.name == "posix" else (),
             )
         if lock is not None:
             os.close(lock)

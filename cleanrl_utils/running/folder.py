@@ -29,7 +29,7 @@ from cleanrl_utils.running.stored import is_file_name
 
 try:
     import fcntl
-except ImportError:  # Windows: no locks, so do not train one run twice at the same time
+except ImportError:  # Windows: no locks, so do not start one run or job twice at the same time
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -134,12 +134,23 @@ def lock(folder: Path) -> int | None:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise BadInput(f"{folder}: cannot be opened ({error.strerror})") from None
+    if not try_lock(handle):
+        os.close(handle)
+        raise BadInput(f"--resume {folder}: another process is training this run")
+    return handle
+
+
+def try_lock(handle: int) -> bool:
+    """Lock an open file or folder; False if another process holds it."""
+    if fcntl is None:
+        return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise BadInput(f"--resume {folder}: another process is training this run") from None
-    return handle
+    except BlockingIOError:
+        return False
+    except OSError:  # Lustre mounted without flock, NFS without lockd: no locks, as on Windows
+        pass
+    return True
 
 
 def unlock(handle: int | None) -> None:
