@@ -326,6 +326,13 @@ def test_runs_of_changed_code_are_named_when_they_are_added(
     assert not capsys.readouterr().err  # about the runs that are added
 
 
+def test_results_are_not_hidden_in_an_installed_package(tmp_path: Path) -> None:
+    make_run(Path("runs"), 1, 100.0)
+    with pytest.raises(BadInput):
+        results.add(["runs"], tmp_path / "site-packages" / "benchmark" / "results")
+    assert not (tmp_path / "site-packages").exists()
+
+
 def test_settings_are_compared_on_one_task_only() -> None:
     """Thousands of runs are added in seconds: settings are not read where they do not matter."""
     assert not committed.different_settings({"env_id": "A-v0"}, {"env_id": "B-v0"})

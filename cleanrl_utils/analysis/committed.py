@@ -30,7 +30,9 @@ def add(where: list[str], folder: Path = COMMITTED, replace: bool = False) -> li
     A run takes the place of an earlier one of its seed. All runs of a script on an environment have
     the same settings: `replace` removes those that have others, otherwise nothing is added.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    in_clone = folder.parent.is_dir()  # an installed package has no benchmark/
+    require(in_clone, f"{folder.parent}: no such folder; results are added in a clone of CleanRL")
+    folder.mkdir(exist_ok=True)
     runs = [run for run in find_all(where) if run.finished]
     require(bool(runs), f"{', '.join(where)}: no finished run found")
     files: dict[str, tuple[list[dict], pd.DataFrame]] = {}
