@@ -373,7 +373,7 @@ SCRIPTS = [
             no_probe="EnvPool's environments; tests/test_jax_envpool.py has the masks",
             env_id="Breakout-v5",
             replays=False,
-            quick=f"{ATARI_QUICK} --num-envs 2",
+            quick=f"{ATARI_QUICK} --num-envs 2 --total-timesteps 600",  # so that a game ends
             tags=[*PPO_TAGS, "charts/avg_episodic_return", "charts/avg_episodic_length"],
             needs=["ale_py", "cv2", "envpool", "jax"],
         )

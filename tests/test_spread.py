@@ -60,7 +60,7 @@ def make_group(*finals: float, seeds: list[int] | None = None) -> results.Group:
 def test_a_spread_needs_two_seeds_with_a_return() -> None:
     assert make_group(3.0).score() == "3.00"
     assert make_group(3.0, 5.0, seeds=[1, 1]).score() == "4.00"  # one seed, run twice
-    assert make_group(3.0, math.nan).score() == "3.00"  # no episode of seed 2 ended
+    assert make_group(3.0, math.nan).score() == "3.00 (1 of 2 seeds finished no episode)"
     assert make_group(3.0, 5.0).score() == "4.00\u00a0±\u00a01.41"
 
 
