@@ -17,6 +17,8 @@ from fake_runs import make_run
 
 from cleanrl_utils import reproduce, results, rlops
 from cleanrl_utils.analysis import stats
+from cleanrl_utils.analysis.comparison import compare
+from cleanrl_utils.analysis.sets import SetArgs
 from cleanrl_utils.enjoy import EnjoyArgs, find_model
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -591,6 +593,16 @@ def test_learning_across_tasks_is_drawn(
             np.testing.assert_allclose(found, scores, atol=0.08)
         band = axis.collections[0].get_paths()[0].vertices
         assert band[:, 1].min() < old.get_ydata().min() and band[:, 1].max() > 1
+
+
+def test_scores_of_committed_results_count_from_the_first_point(own_folder: Path) -> None:
+    """A point of a committed curve is already a mean over episodes: ten are a tenth of the run."""
+    for seed in (1, 2, 3):
+        make_run(own_folder, seed, 100.0, episodes=1000)
+    results.add([str(own_folder)], Path("committed"))
+    c = compare(SetArgs(results=True, results_dir="committed"))
+    (final,) = c.scores[0]
+    assert c.units[0] > 0.97 * final.mean()  # the artificial runs start at 0
 
 
 def test_tables_as_latex(own_folder: Path, capsys: pytest.CaptureFixture) -> None:
