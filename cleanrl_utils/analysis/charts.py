@@ -82,8 +82,8 @@ def on_grid(runs: list[OneRun], metric: str, by: str, grid: np.ndarray) -> np.nd
 
 
 def draw(c: Comparison, path: Path) -> list[Path]:
-    """Draw curves by steps and by time, one row per task, and below them the same and statistics
-    across tasks."""
+    """Draw the curves of each task by steps and by minutes; below, those across tasks and their
+    statistics."""
     plt = pyplot()
     rows = len(c.tasks) + bool(c.shared) + (len(c.shared) > 1)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 3.4 * rows), dpi=110, squeeze=False)
@@ -136,7 +136,7 @@ def draw_across_tasks(c: Comparison, axis: Any, by: str) -> None:
     different lengths, each is stretched to the same one."""
     metric = c.args.metric
     ends = []
-    first_shares = []  # of the task's steps, before which not all runs have values
+    first_shares = []  # of each task's length: before it, some run has no value yet
     for task in c.shared:
         start, end = common_range([run for s in c.sets for run in s.on(task)], metric, by)
         ends.append(max(end, 1e-9))

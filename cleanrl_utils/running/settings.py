@@ -96,7 +96,7 @@ class CheckpointArgs:
     --total-timesteps continues it beyond its end"""
     checkpoints: Annotated[int, Range(0)] | None = None
     """number of checkpoints, evenly spaced; no effect on training, but EnvPool's games restart at
-    each; 0: none; unset: 10, fewer in short runs of EnvPool, 0 if one may exceed 1 GiB"""
+    each; 0: none; unset: 10, fewer in short runs of EnvPool, 0 if one could exceed 1 GiB"""
 
 
 @dataclass

@@ -107,8 +107,8 @@ def numpy_method(module: nn.Module, method: str, **constants: Any) -> NumpyMetho
 
 
 class TracedTensor(Proxy):
-    """Tracing fails at x += 1: it would become x = x + 1, and other names of x would keep it as it
-    was."""
+    """Tracing fails at x += 1: the graph would have x = x + 1, and other names of x would keep the
+    old value."""
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = None
 
@@ -119,8 +119,8 @@ class PlainTracer(Tracer):
 
 
 def trace(module: nn.Module, method: str, constants: dict[str, Any]) -> Graph | None:
-    """The graph of a method. None if torch.fx cannot trace it, or if it draws numbers or changes
-    attributes meanwhile: the graph would do so no more."""
+    """The graph of a method. None if torch.fx cannot trace it, or if the method draws numbers
+    or changes attributes, which the graph would not repeat."""
     tracer = PlainTracer()
     tracer.traced_func_name = method
     generators = states_of_generators()
